@@ -1,0 +1,7 @@
+//! Plain data that more than one Forebay process speaks.
+//!
+//! `no_std` by default, so that kernel programs may use it too. Pure: no I/O, no clock, no allocation.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod id;

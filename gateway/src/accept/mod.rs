@@ -1,0 +1,1 @@
+//! accept: socket → request head within limits, with an id.

@@ -1,0 +1,1 @@
+//! admin: the operator's listener.

@@ -1,0 +1,1 @@
+//! discover: where workers come from.

@@ -1,0 +1,1 @@
+//! dispatch: decision → upstream exchange.

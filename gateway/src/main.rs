@@ -1,0 +1,2 @@
+//! The gateway's entry point.
+fn main() {}

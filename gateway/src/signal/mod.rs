@@ -1,0 +1,1 @@
+//! signal: what workers and their caches say of themselves.

@@ -1,0 +1,1 @@
+//! stream: upstream bytes → client bytes.

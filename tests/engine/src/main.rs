@@ -1,0 +1,2 @@
+//! Mock engine: entry point.
+fn main() {}
