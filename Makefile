@@ -1,0 +1,64 @@
+# The front door. `make demo` and `make test` are all that a fresh machine needs: both run deploy/setup.sh first.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+# What setup fetched serves where the machine has no tool of its own.
+export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
+CARGO := cargo
+LOCKED := --locked
+
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest ci bench-proxy test-vllm
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
+
+setup: ## Install what this machine lacks (safe to run again)
+	@deploy/setup.sh
+
+build: ## Build the gateway and the mock engine, debug profile
+	$(CARGO) build $(LOCKED) --workspace --bins
+
+demo: setup ## Four mock engines, one gateway: round robin against kv, one table (KEEP=1, DEMO_QUICK=1)
+	$(CARGO) build $(LOCKED) --release -p forebay -p forebay-engine -p forebay-tests --bins
+	target/release/forebay-demo
+
+test: setup build ## Fast suites: unit, property, end to end against mock engines
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	  $(CARGO) nextest run $(LOCKED) --workspace; \
+	else \
+	  echo "cargo-nextest is not installed: running cargo test"; $(CARGO) test $(LOCKED) --workspace --lib --bins --tests; \
+	fi
+
+check: fmt clippy arrows docs ## Format, lints, arrows between packages, documentation
+
+fmt:
+	$(CARGO) fmt --all --check
+
+clippy:
+	$(CARGO) clippy $(LOCKED) --workspace --all-targets -- -D warnings
+
+arrows:
+	$(CARGO) test $(LOCKED) -p forebay-tests --test arrows
+
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --workspace --no-deps
+
+doctest:
+	$(CARGO) test $(LOCKED) --workspace --doc
+
+deny: ## Banned, unlicensed or foreign dependencies
+	$(CARGO) deny $(LOCKED) check --allow license-not-encountered bans licenses sources
+
+# In CI nothing optional may be skipped: a test that lacks its tokenizer or Python fails.
+ci: export FOREBAY_REQUIRE = all
+ci: setup ## Everything that CI runs; its last lines are the test summary
+	$(MAKE) fmt clippy docs deny
+	$(MAKE) doctest
+	DEMO_QUICK=1 $(MAKE) demo
+	$(MAKE) test
+
+bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)
+	tests/bench/run.sh
+
+test-vllm: setup ## Two real CPU vLLM engines behind the gateway (downloads about 0.9 GB once)
+	$(CARGO) build $(LOCKED) --release -p forebay --bin forebay
+	tests/vllm/run.sh
