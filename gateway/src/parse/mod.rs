@@ -1,6 +1,24 @@
 //! parse: bytes → the few fields that routing needs.
 //!
-//! A depth-1 scan; the original bytes are kept and edited by splice.
+//! One pass over the body checks that all of it is strict JSON (what we forward must be what we understood) and notes
+//! the spans of the fields that matter; nothing is built, and the client's bytes are kept. Only keys of the outermost
+//! object count: `"user":` inside a prompt is text. Fields that nobody here knows travel on byte for byte.
+//!
+//! Invariants:
+//! - a field that steers routing occurs at most once: JSON libraries disagree about which of two would win, and the
+//!   engine must not act on another value than the gateway did;
+//! - `null` means absent;
+//! - every span in [`Parsed`] lies within the body, on UTF-8 boundaries, around one complete JSON value.
+//!
+//! Failure: a 400 in OpenAI's error shape that names the field, or the byte where the body stops being JSON. There is
+//! no recursion and no allocation that grows with the body, so hostile nesting costs nothing.
+
+mod fields;
+mod scan;
+mod splice;
+#[cfg(test)]
+mod tests;
+pub(crate) mod text;
 
 use crate::error::Fault;
 use bytes::Bytes;
@@ -34,7 +52,13 @@ pub struct Parsed {
     pub n: u32,
     /// `cache_salt`.
     pub cache_salt: Option<String>,
-    /// Value of `messages` (chat) or `prompt` (completions).
+    /// `user`, the end user as the client names them.
+    pub user: Option<String>,
+    /// `session_id` (vLLM): the same for all requests of one conversation.
+    pub session_id: Option<String>,
+    /// `priority` (vLLM): lower is served earlier, 0 when absent.
+    pub priority: i64,
+    /// Value of `messages` (chat) or `prompt` (completions). Empty when a completion brings only `prompt_embeds`.
     pub prompt: Range<usize>,
     /// Value of `tools`, where present and not null.
     pub tools: Option<Range<usize>>,
@@ -43,17 +67,65 @@ pub struct Parsed {
     pub template_fields: Vec<(&'static str, Range<usize>)>,
     /// Value of `stream_options`, where present.
     pub stream_options: Option<Range<usize>>,
+    /// Value of `stream_options.include_usage`, where present.
+    include_usage_value: Option<Range<usize>>,
+    /// Offset of the brace that closes the body's object.
+    close: usize,
 }
 
-/// Scans a body.
-pub fn parse(_dialect: Dialect, _body: Bytes) -> Result<Parsed, Fault> {
-    unimplemented!()
+/// Scans a body; ~60 µs for 400 KB.
+///
+/// # Errors
+/// 400 for a body that is not strict JSON in UTF-8, is nested deeper than 128, lacks a required field, repeats a
+/// routing field, or has a known field of the wrong type (`param` names it).
+pub fn parse(dialect: Dialect, body: Bytes) -> Result<Parsed, Fault> {
+    let mut parsed = fields::scan(dialect, &body)?;
+    parsed.body = body;
+    Ok(parsed)
 }
 
 impl Parsed {
+    /// Nothing found yet.
+    fn empty(dialect: Dialect) -> Self {
+        Self {
+            dialect,
+            body: Bytes::new(),
+            model: String::new(),
+            stream: false,
+            include_usage: false,
+            max_tokens: None,
+            n: 1,
+            cache_salt: None,
+            user: None,
+            session_id: None,
+            priority: 0,
+            prompt: 0..0,
+            tools: None,
+            template_fields: Vec::new(),
+            stream_options: None,
+            include_usage_value: None,
+            close: 0,
+        }
+    }
+
+    /// Whether the gateway asked for usage on the client's behalf, so that the usage frame must not reach it.
+    pub fn wants_usage_stripped(&self) -> bool {
+        self.stream && !self.include_usage
+    }
+
     /// The body to send upstream: the client's bytes, with `stream_options.include_usage: true` spliced in for a
-    /// stream whose client did not ask for usage.
+    /// stream whose client did not ask for usage. Slices share the body; nothing of it is copied.
     pub fn upstream_body(&self) -> Vec<Bytes> {
-        unimplemented!()
+        splice::upstream_body(self)
+    }
+
+    /// Value of the template field `name`, as JSON text.
+    pub fn template_field(&self, name: &str) -> Option<&[u8]> {
+        Some(&self.body[self.template_span(name)?])
+    }
+
+    /// Span of the template field `name`.
+    pub fn template_span(&self, name: &str) -> Option<Range<usize>> {
+        self.template_fields.iter().find(|(field, _)| *field == name).map(|(_, span)| span.clone())
     }
 }
