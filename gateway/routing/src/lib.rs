@@ -3,7 +3,7 @@
 //! ```text
 //! token ids ─ block::chain ─► chain hashes ─ index::lookup ─► Hits ─┐
 //! RequestFacts ─────────────────────────────────────────────────────┼─ decide() ─► Decision | Refusal
-//! FleetEvent ─ event::apply ─► FleetView ───────────────────────────┤
+//! FleetEvent ─ FleetState::apply ─► FleetView ───────────────────────────┤
 //! own reservations (LocalLoad), now_ms, rng, cursor ────────────────┘
 //! ```
 //!
@@ -13,11 +13,14 @@
 
 pub mod block;
 pub mod decision;
+pub mod event;
 pub mod facts;
 pub mod index;
+pub mod rates;
 pub mod view;
 
-pub use decision::{Decision, DecideInput, Policy, Refusal, decide};
+pub use decision::{DecideInput, Decision, Policy, Refusal, decide};
+pub use event::{Effect, FleetEvent, FleetState};
 pub use facts::RequestFacts;
 pub use forebay_common::id::WorkerId;
 pub use view::{FleetView, LocalLoad, WorkerView};

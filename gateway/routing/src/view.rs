@@ -1,16 +1,36 @@
 //! The fleet as one decision sees it: an immutable snapshot in which every signal carries its age.
 
 use crate::WorkerId;
+use crate::block::DomainSpec;
+use crate::index::Retention;
+pub use crate::rates::Rates;
 
 /// Published by the fleet owner through an atomic swap.
 #[derive(Clone, Debug, Default)]
 pub struct FleetView {
     /// Increases with every publication.
     pub version: u64,
-    /// Dense; a worker's position here is *not* its slot.
+    /// Dense, ascending by [`WorkerView::id`]; a worker's position here is *not* its slot.
     pub workers: Vec<WorkerView>,
-    /// Served models.
+    /// Served models. A model keeps its position for the life of the fleet, also while nobody serves it.
     pub models: Vec<ModelView>,
+}
+
+impl FleetView {
+    /// Position of the model that clients call `name`, served or not at the moment.
+    pub fn model(&self, name: &str) -> Option<u32> {
+        self.models.iter().position(|model| model.name == name).map(|position| position as u32)
+    }
+
+    /// Position of `worker`; `None` once that generation is gone. O(log workers).
+    pub fn position(&self, worker: WorkerId) -> Option<u32> {
+        self.workers.binary_search_by_key(&worker, |view| view.id).ok().map(|position| position as u32)
+    }
+
+    /// The worker named `worker`; `None` once that generation is gone.
+    pub fn worker(&self, worker: WorkerId) -> Option<&WorkerView> {
+        self.position(worker).and_then(|position| self.workers.get(position as usize))
+    }
 }
 
 /// One served model.
@@ -18,17 +38,45 @@ pub struct FleetView {
 pub struct ModelView {
     /// Name clients use.
     pub name: String,
-    /// Positions in [`FleetView::workers`].
+    /// The model whose weights are behind an alias or adapter; `None` when `name` is that model itself.
+    pub base: Option<String>,
+    /// Whether `name` is a LoRA adapter of `base`: its blocks are then never shared with the base model's.
+    pub lora: bool,
+    /// Positions in [`FleetView::workers`], ascending.
     pub workers: Vec<u32>,
     /// Block sizes in use among those workers, ascending, without duplicates.
     pub block_sizes: Vec<u32>,
 }
 
+impl ModelView {
+    /// The model that block hashes name: an adapter or alias shares its base model's.
+    pub fn domain_model(&self) -> &str {
+        self.base.as_deref().unwrap_or(&self.name)
+    }
+
+    /// The adapter that block hashes name, `None` unless this is one.
+    pub fn domain_lora(&self) -> Option<&str> {
+        self.lora.then_some(self.name.as_str())
+    }
+
+    /// Domain of a request for this model.
+    pub fn domain<'a>(
+        &'a self,
+        tokenizer_digest: &'a [u8],
+        block_size: u32,
+        cache_salt: Option<&'a str>,
+    ) -> DomainSpec<'a> {
+        DomainSpec { model: self.domain_model(), tokenizer_digest, block_size, lora: self.domain_lora(), cache_salt }
+    }
+}
+
 /// One worker.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WorkerView {
     /// Identity.
     pub id: WorkerId,
+    /// Hash of base URL and rank: equal in every gateway, so that rings agree where slots do not.
+    pub affinity: u64,
     /// Data-parallel rank behind the base URL, `None` when the engine has one rank or places by itself.
     pub rank: Option<u16>,
     /// May it be picked?
@@ -82,17 +130,15 @@ pub struct EngineLoad {
     pub at_ms: u64,
 }
 
-/// prefill_ms(c, u) = α·((c+u)² − c²) + β·u + γ; decode step in ms.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
-    /// Quadratic term, ms per token².
-    pub alpha: f64,
-    /// Linear term, ms per token.
-    pub beta: f64,
-    /// Constant per prefill, ms.
-    pub gamma: f64,
-    /// Decode step, ms per token of one request at the present load.
-    pub decode_ms: f64,
+impl WorkerView {
+    /// How an own placement at this worker is remembered. `expected_ttft_ms` is the prediction for that request: events
+    /// can confirm it only after its prefill.
+    pub fn retention(&self, expected_ttft_ms: f64) -> Retention {
+        match self.cache {
+            CacheKnowledge::Events => Retention::until_confirmed(expected_ttft_ms),
+            CacheKnowledge::Approximate => Retention::recent(self.capacity_blocks),
+        }
+    }
 }
 
 /// What this gateway has in flight at one worker, read from atomics at decision time.
@@ -100,8 +146,27 @@ pub struct Rates {
 pub struct LocalLoad {
     /// Requests in flight, `n` counted.
     pub requests: u32,
-    /// Uncached prompt tokens whose first token has not come back yet.
+    /// Of those, how many still wait for their first token.
+    pub prefill_requests: u32,
+    /// Uncached prompt tokens of the requests that wait for their first token.
     pub prefill_tokens: u32,
+    /// Sum of [`LocalLoad::squares`] over the same requests: the part of their prefill that grows with the context.
+    pub prefill_squares: u64,
     /// Prompt and generated tokens of requests that are decoding.
     pub decode_tokens: u32,
+}
+
+impl LocalLoad {
+    /// (c + u)² − c² for a prompt of `prompt_tokens` of which `uncached_tokens` are computed; what a reservation adds to
+    /// [`LocalLoad::prefill_squares`] and takes away with the first token.
+    pub fn squares(prompt_tokens: u32, uncached_tokens: u32) -> u64 {
+        let prompt = u64::from(prompt_tokens);
+        let cached = u64::from(prompt_tokens.saturating_sub(uncached_tokens));
+        prompt * prompt - cached * cached
+    }
+
+    /// Requests past their first token.
+    pub fn decoding(&self) -> u32 {
+        self.requests.saturating_sub(self.prefill_requests)
+    }
 }
