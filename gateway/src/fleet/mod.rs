@@ -1,16 +1,70 @@
 //! fleet: who is there, what they hold and what is in flight.
 //!
-//! One owner task applies [`FleetEvent`]s and publishes an `Arc<FleetView>` by atomic swap. Reservations are atomics
-//! per worker, read at decision time beside the view, so that two decisions between two publications see each other.
+//! One owner task applies events and publishes an `Arc<FleetView>` by atomic swap: at once when membership or a
+//! worker's state changes, else at most every 5 ms. Reservations are atomics per worker, read at decision time beside
+//! the view, so that two decisions between two publications see each other.
+//!
+//! ```text
+//! discover ─ join, learn, check, leave ─┐                        ┌─► view()         (arc-swap)
+//! signal   ─ loads, cache, restarts ────┼─► owner task ──────────┼─► endpoint()     (arc-swap, by slot)
+//! serve    ─ feedback (may be dropped) ─┘   (bounded channel)    └─► metrics, /workers
+//! serve    ─ reserve() ─► atomics ◄─ local_loads()
+//! ```
+//!
+//! Invariants: a [`WorkerId`] names one engine process: its slot's generation moves on when the slot changes hands or
+//! its engine is proven to have restarted. Every failure of a worker is that worker's alone; the owner never waits for
+//! the network. When the channel is full, feedback and load readings are dropped and counted; membership waits.
 
+mod ejection;
+mod member;
+mod metrics;
+mod owner;
+mod reservation;
+#[cfg(test)]
+mod tests;
+
+pub use member::{Facts, WorkerStatus};
+pub use reservation::Reservation;
+
+use crate::clock::Clock;
+use crate::config::resolved::Health;
+use crate::tasks::TaskGroup;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use forebay_routing::block::{self, Domain, DomainSpec, HashKey};
+use forebay_routing::event::{ServedName, WorkerKey};
 use forebay_routing::index::PrefixIndex;
-use forebay_routing::view::EngineLoad;
+use forebay_routing::view::{CacheKnowledge, EngineLoad, ModelView};
 use forebay_routing::{FleetView, LocalLoad, WorkerId};
+use hashbrown::HashMap;
+use reservation::Counters;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+/// Events that may wait for the owner. A busy gateway reports some thousand exchanges a second; this is a second's worth.
+const MAX_QUEUED_EVENTS: usize = 8_192;
+
+/// Distinct blocks that the index holds: 200 GPUs of 16,384 blocks, all different.
+const MAX_INDEX_BLOCKS: usize = 4 << 20;
 
 /// Handle shared by every request; cheap to clone.
 #[derive(Clone)]
-pub struct Fleet {}
+pub struct Fleet {
+    shared: Arc<Shared>,
+}
+
+/// What the fleet needs to start.
+pub struct Options {
+    /// Limits of health checks and ejection.
+    pub health: Health,
+    /// Keys every routing hash.
+    pub key: HashKey,
+    /// Digest of the tokenizer files by base model, absent where unknown. Fixed: blocks learned under one digest would
+    /// never be found under another.
+    pub tokenizer_digests: HashMap<String, Vec<u8>>,
+    /// Time.
+    pub clock: Clock,
+}
 
 /// Where a worker is reached; fixed for the life of its [`WorkerId`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,54 +105,323 @@ pub enum Feedback {
     BackPressure,
 }
 
+/// The fleet takes no further worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    /// Every slot is taken, or rests after its last worker left.
+    #[error("no room for another worker: run a second gateway with part of them")]
+    Full,
+    /// The gateway is going down.
+    #[error("the gateway is shutting down")]
+    Closed,
+}
+
+/// What requests, feeds and the owner share.
+struct Shared {
+    view: ArcSwap<FleetView>,
+    /// By slot. Swapped by the owner alone, when membership changes.
+    handles: ArcSwap<Vec<Option<Arc<Handle>>>>,
+    index: PrefixIndex,
+    key: HashKey,
+    tokenizer_digests: HashMap<String, Vec<u8>>,
+    events: mpsc::Sender<Event>,
+    clock: Clock,
+    metrics: metrics::Metrics,
+}
+
+/// One worker as every thread sees it.
+pub(crate) struct Handle {
+    pub(crate) slot: u32,
+    /// Base URL, with `@rank` where the worker is one rank of several: log field and metric label.
+    pub(crate) label: Arc<str>,
+    pub(crate) url: Arc<str>,
+    pub(crate) rank: Option<u16>,
+    /// Model as the engine serves it, never an alias or adapter.
+    pub(crate) model: Arc<str>,
+    /// Generation of the slot when this worker took it; identifiers from before name somebody else.
+    first_generation: u32,
+    /// Moved on by the owner alone.
+    generation: AtomicU32,
+    counters: Arc<Counters>,
+    endpoint: ArcSwapOption<Endpoint>,
+    /// Rung when an ejected worker is due its one probe.
+    pub(crate) probe: Arc<Notify>,
+    /// When live traffic last went well, ms; 0 = never.
+    last_success_ms: AtomicU64,
+}
+
+impl Handle {
+    /// `before` is the worker of the same key that this one takes over from, with what is in flight there.
+    fn new(id: WorkerId, key: &WorkerKey, probe: Arc<Notify>, before: Option<&Self>) -> Self {
+        let url: Arc<str> = key.url.as_str().into();
+        let label = key.rank.map_or_else(|| url.clone(), |rank| format!("{url}@{rank}").into());
+        Self {
+            slot: id.slot,
+            label,
+            url,
+            rank: key.rank,
+            model: key.model.as_str().into(),
+            first_generation: before.map_or(id.generation, |before| before.first_generation),
+            generation: AtomicU32::new(id.generation),
+            counters: before.map_or_else(Arc::default, |before| before.counters.clone()),
+            endpoint: ArcSwapOption::empty(),
+            probe,
+            last_success_ms: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn id(&self) -> WorkerId {
+        WorkerId::new(self.slot, self.generation.load(Ordering::Acquire))
+    }
+
+    /// Whether live traffic went well since `ms`.
+    pub(crate) fn served_since(&self, ms: u64) -> bool {
+        let last = self.last_success_ms.load(Ordering::Relaxed);
+        last > 0 && last >= ms
+    }
+
+    /// Whether `id` is this worker, now or before its engine restarted.
+    fn answers_to(&self, id: WorkerId) -> bool {
+        (self.first_generation..=self.generation.load(Ordering::Acquire)).contains(&id.generation)
+    }
+}
+
+/// Everything that changes the fleet.
+enum Event {
+    Join {
+        key: WorkerKey,
+        block_size: Option<u32>,
+        probe: Arc<Notify>,
+        reply: oneshot::Sender<Result<Arc<Handle>, JoinError>>,
+    },
+    Learned {
+        worker: WorkerId,
+        facts: Box<Facts>,
+    },
+    Names {
+        worker: WorkerId,
+        names: Vec<ServedName>,
+    },
+    BlockSize {
+        worker: WorkerId,
+        block_size: u32,
+    },
+    Checked {
+        worker: WorkerId,
+        outcome: Result<(), String>,
+        started_ms: u64,
+    },
+    Load {
+        worker: WorkerId,
+        load: EngineLoad,
+    },
+    Cache {
+        worker: WorkerId,
+        knowledge: CacheKnowledge,
+    },
+    Restart {
+        worker: WorkerId,
+        reply: oneshot::Sender<()>,
+    },
+    Feedback {
+        worker: WorkerId,
+        feedback: Feedback,
+    },
+    Leave {
+        worker: WorkerId,
+    },
+    Describe {
+        reply: oneshot::Sender<Vec<WorkerStatus>>,
+    },
+}
+
 impl Fleet {
+    /// Starts the owner task in `tasks` and registers the `forebay_worker_*` metrics.
+    pub fn start(
+        options: Options,
+        registry: &prometheus::Registry,
+        tasks: &TaskGroup,
+    ) -> Result<Self, prometheus::Error> {
+        let (events, inbox) = mpsc::channel(MAX_QUEUED_EVENTS);
+        let shared = Arc::new(Shared {
+            view: ArcSwap::default(),
+            handles: ArcSwap::default(),
+            index: PrefixIndex::new(MAX_INDEX_BLOCKS),
+            key: options.key,
+            tokenizer_digests: options.tokenizer_digests,
+            events,
+            clock: options.clock,
+            metrics: metrics::Metrics::register(registry)?,
+        });
+        registry.register(Box::new(metrics::InFlight::new(Arc::downgrade(&shared))?))?;
+        tasks.spawn("fleet owner", owner::Owner::new(shared.clone(), options.health).run(inbox));
+        Ok(Self { shared })
+    }
+
     /// The present view.
     pub fn view(&self) -> Arc<FleetView> {
-        unimplemented!()
+        self.shared.view.load_full()
     }
 
     /// The shared index.
     pub fn index(&self) -> &PrefixIndex {
-        unimplemented!()
+        &self.shared.index
+    }
+
+    /// The key of every routing hash.
+    pub fn hash_key(&self) -> &HashKey {
+        &self.shared.key
+    }
+
+    /// The domain of a request for `model`, which may be an alias or adapter, at one block size.
+    pub fn domain(&self, model: &ModelView, block_size: u32, cache_salt: Option<&str>) -> Domain {
+        self.block_domain(model.domain_model(), block_size, model.domain_lora(), cache_salt)
+    }
+
+    /// The one place where a domain is made; event feeds know base model and adapter by themselves.
+    pub(crate) fn block_domain(
+        &self,
+        base: &str,
+        block_size: u32,
+        lora: Option<&str>,
+        cache_salt: Option<&str>,
+    ) -> Domain {
+        let tokenizer_digest = self.shared.tokenizer_digests.get(base).map_or(&[][..], Vec::as_slice);
+        block::domain(&self.shared.key, &DomainSpec { model: base, tokenizer_digest, block_size, lora, cache_salt })
     }
 
     /// Own loads parallel to `view.workers`.
-    pub fn local_loads(&self, _view: &FleetView, _out: &mut Vec<LocalLoad>) {
-        unimplemented!()
+    pub fn local_loads(&self, view: &FleetView, out: &mut Vec<LocalLoad>) {
+        let handles = self.shared.handles.load();
+        out.clear();
+        out.extend(
+            view.workers.iter().map(|worker| {
+                find(&handles, worker.id).map_or_else(LocalLoad::default, |handle| handle.counters.load())
+            }),
+        );
     }
 
     /// Where `worker` is reached; `None` once it was removed.
-    pub fn endpoint(&self, _worker: WorkerId) -> Option<Arc<Endpoint>> {
-        unimplemented!()
+    pub fn endpoint(&self, worker: WorkerId) -> Option<Arc<Endpoint>> {
+        find(&self.shared.handles.load(), worker)?.endpoint.load_full()
     }
 
     /// Counts a request at `worker` until the guard is dropped.
-    pub fn reserve(&self, _worker: WorkerId, _prompt_tokens: u32, _uncached_tokens: u32, _n: u32) -> Reservation {
-        unimplemented!()
+    pub fn reserve(&self, worker: WorkerId, prompt_tokens: u32, uncached_tokens: u32, n: u32) -> Reservation {
+        let counters = find(&self.shared.handles.load(), worker).map(|handle| handle.counters.clone());
+        Reservation::take(counters, prompt_tokens, uncached_tokens, n)
     }
 
     /// Reports an exchange; never blocks (bounded channel, drops are counted).
-    pub fn feedback(&self, _worker: WorkerId, _feedback: Feedback) {
-        unimplemented!()
+    pub fn feedback(&self, worker: WorkerId, feedback: Feedback) {
+        if let Feedback::Served { .. } = feedback
+            && let Some(handle) = find(&self.shared.handles.load(), worker)
+        {
+            // Beside the channel, so that a full one cannot make a serving worker look dead.
+            handle.last_success_ms.fetch_max(self.shared.clock.now_ms(), Ordering::Relaxed);
+        }
+        self.report(Event::Feedback { worker, feedback });
     }
 
     /// A new reading of an engine's load.
-    pub fn report_load(&self, _worker: WorkerId, _load: EngineLoad) {
-        unimplemented!()
+    pub fn report_load(&self, worker: WorkerId, load: EngineLoad) {
+        self.report(Event::Load { worker, load });
+    }
+
+    /// Every worker in words and numbers, for `/workers` and `/status`, ordered by URL and rank.
+    pub async fn describe(&self) -> Vec<WorkerStatus> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Event::Describe { reply }).await;
+        answer.await.unwrap_or_default()
+    }
+
+    /// Adds one worker, state `Starting`, or takes up the one of the same key, be it on its way out. `probe` is rung when
+    /// it is ejected and due its one check.
+    pub(crate) async fn join(
+        &self,
+        key: WorkerKey,
+        block_size: Option<u32>,
+        probe: Arc<Notify>,
+    ) -> Result<Arc<Handle>, JoinError> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Event::Join { key, block_size, probe, reply }).await;
+        answer.await.unwrap_or(Err(JoinError::Closed))
+    }
+
+    /// Where the worker is; a changed address means another process, hence a new generation.
+    pub(crate) async fn locate(&self, handle: &Handle, endpoint: Endpoint) {
+        let moved = handle.endpoint.load().as_ref().is_some_and(|before| before.address != endpoint.address);
+        if moved {
+            self.restart(handle.id()).await;
+        }
+        handle.endpoint.store(Some(Arc::new(endpoint)));
+    }
+
+    /// The engine behind `worker` is proven to have restarted: its entries vanish and its generation moves on, unless
+    /// somebody proved the same before.
+    pub(crate) async fn restart(&self, worker: WorkerId) {
+        self.shared.index.forget(worker);
+        let (reply, done) = oneshot::channel();
+        self.tell(Event::Restart { worker, reply }).await;
+        // An owner that is gone answers nothing; then nothing routes by generations either.
+        let _ = done.await;
+    }
+
+    /// What was asked of the engine.
+    pub(crate) async fn learn(&self, handle: &Handle, facts: Facts) {
+        self.tell(Event::Learned { worker: handle.id(), facts: Box::new(facts) }).await;
+    }
+
+    /// Its aliases and adapters, where they changed.
+    pub(crate) async fn learn_names(&self, handle: &Handle, names: Vec<ServedName>) {
+        self.tell(Event::Names { worker: handle.id(), names }).await;
+    }
+
+    /// The outcome of a health check that began at `started_ms`.
+    pub(crate) async fn checked(&self, handle: &Handle, outcome: Result<(), String>, started_ms: u64) {
+        self.tell(Event::Checked { worker: handle.id(), outcome, started_ms }).await;
+    }
+
+    /// Takes a worker out: nothing new goes there, what runs there finishes, then the slot is free.
+    pub(crate) async fn leave(&self, handle: &Handle) {
+        self.tell(Event::Leave { worker: handle.id() }).await;
+    }
+
+    /// How the worker's cache is known from now on. From the feed thread: waits for room.
+    pub(crate) fn report_cache(&self, worker: WorkerId, knowledge: CacheKnowledge) {
+        self.tell_blocking(Event::Cache { worker, knowledge });
+    }
+
+    /// The block size that the worker's events carry. From the feed thread: waits for room.
+    pub(crate) fn report_block_size(&self, worker: WorkerId, block_size: u32) {
+        self.tell_blocking(Event::BlockSize { worker, block_size });
+    }
+
+    /// [`Fleet::restart`] from the feed thread: waits for the owner, which never waits for a feed.
+    pub(crate) fn restart_blocking(&self, worker: WorkerId) {
+        self.shared.index.forget(worker);
+        let (reply, done) = oneshot::channel();
+        self.tell_blocking(Event::Restart { worker, reply });
+        let _ = done.blocking_recv();
+    }
+
+    fn report(&self, event: Event) {
+        if self.shared.events.try_send(event).is_err() {
+            self.shared.metrics.dropped.inc();
+        }
+    }
+
+    /// Fails only while the process ends, when the owner is gone: nothing is left to tell then.
+    async fn tell(&self, event: Event) {
+        let _ = self.shared.events.send(event).await;
+    }
+
+    fn tell_blocking(&self, event: Event) {
+        let _ = self.shared.events.blocking_send(event);
     }
 }
 
-/// One request's share of a worker's load; dropped exactly once on every exit.
-pub struct Reservation {}
-
-impl Reservation {
-    /// The first token came: prefill work becomes decode work.
-    pub fn first_token(&mut self) {
-        unimplemented!()
-    }
-
-    /// `tokens` more were generated.
-    pub fn generated(&mut self, _tokens: u32) {
-        unimplemented!()
-    }
+/// The worker that `id` names, unless its slot changed hands.
+fn find(handles: &[Option<Arc<Handle>>], id: WorkerId) -> Option<&Arc<Handle>> {
+    handles.get(id.slot as usize)?.as_ref().filter(|handle| handle.answers_to(id))
 }

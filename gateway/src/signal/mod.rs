@@ -1,1 +1,8 @@
 //! signal: what workers and their caches say of themselves.
+//!
+//! [`engine`] asks over HTTP (health, load), [`cache_events`] listens over ZMQ (what each cache holds). Neither is ever
+//! on a request's path: they only report to the fleet.
+
+pub mod engine;
+pub mod exposition;
+pub mod http;

@@ -1,0 +1,295 @@
+//! One engine under one URL: who it is, whether it is well, until it is taken out.
+
+use super::probe::{self, Profile};
+use super::{Introduction, Shared, SiteStatus, WorkerUrl};
+use crate::config::resolved::Worker;
+use crate::fleet::{Endpoint, Facts, Handle};
+use crate::signal::engine::{self, Reading};
+use crate::signal::http::Peer;
+use forebay_routing::event::{ServedName, WorkerKey};
+use parking_lot::Mutex;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::sync::Notify;
+use tokio::time::{Duration, MissedTickBehavior, interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// Pause after the first failed introduction; doubles up to [`LAST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Longest pause: an engine that comes back after an hour serves within so long.
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How often names are asked again: adapters come and go while an engine runs.
+const REFRESH_EVERY: Duration = Duration::from_secs(30);
+
+/// Data-parallel ranks of one engine.
+const MAX_RANKS: u16 = 256;
+
+/// Two readings of one process's start time agree to this, in seconds.
+const SAME_START_SECONDS: f64 = 1.0;
+
+pub(super) struct Site {
+    shared: Arc<Shared>,
+    worker: Worker,
+    address: WorkerUrl,
+    status: Arc<Mutex<SiteStatus>>,
+    /// Rung by the fleet when one of the workers is due its probe.
+    probe: Arc<Notify>,
+    handles: Vec<Arc<Handle>>,
+    process_start_seconds: Option<f64>,
+}
+
+impl Site {
+    pub(super) fn new(shared: Arc<Shared>, worker: Worker, address: WorkerUrl, status: Arc<Mutex<SiteStatus>>) -> Self {
+        Self {
+            shared,
+            worker,
+            address,
+            status,
+            probe: Arc::default(),
+            handles: Vec::new(),
+            process_start_seconds: None,
+        }
+    }
+
+    /// Runs until `stop`, then takes its workers out. (When the whole process ends, the task group drops this instead.)
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.live() => {}
+        }
+        for handle in std::mem::take(&mut self.handles) {
+            self.part(&handle).await;
+        }
+    }
+
+    async fn live(&mut self) {
+        let mut pause = FIRST_PAUSE;
+        self.expect_configured().await;
+        loop {
+            let started_ms = self.shared.clock.now_ms();
+            match self.introduce().await {
+                Ok(peer) => {
+                    pause = FIRST_PAUSE;
+                    self.say(true, None);
+                    self.watch(&peer).await;
+                }
+                Err(problem) => {
+                    self.say(false, Some(problem.clone()));
+                    self.tell_checked(&Err(problem), started_ms).await;
+                    // An ejected worker's probe may come in between.
+                    tokio::select! {
+                        () = sleep(pause) => {}
+                        () = self.probe.notified() => {}
+                    }
+                    pause = (pause * 2).min(LAST_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// A worker whose model the configuration names is known before it answers: its model's requests are then told to
+    /// come again, rather than that there is no such model.
+    async fn expect_configured(&mut self) {
+        let Some(model) = self.worker.model.clone() else { return };
+        let ranks = self.ranks(&Profile::default());
+        // What goes wrong here goes wrong again, and is reported, when the engine introduces itself.
+        let _ = self.join(&model, &ranks).await;
+    }
+
+    /// Finds the engine, asks who it is, brings its workers into the fleet.
+    async fn introduce(&mut self) -> Result<Peer, String> {
+        let deadline = self.shared.health.timeout;
+        let address = self.resolve(deadline).await?;
+        let peer = Peer { address, authority: self.address.authority.clone(), deadline };
+        let started_ms = self.shared.clock.now_ms();
+        let profile = probe::probe(&peer, self.worker.model.as_deref()).await.map_err(|error| error.to_string())?;
+        let ranks = self.ranks(&profile);
+        self.join(&profile.model, &ranks).await?;
+        self.notice_restart(&profile.reading).await;
+        for handle in self.handles.clone() {
+            let endpoint = Endpoint {
+                url: self.address.base.clone(),
+                authority: peer.authority.clone(),
+                address,
+                rank: handle.rank,
+            };
+            self.shared.fleet.locate(&handle, endpoint).await;
+            self.shared.fleet.learn(&handle, self.facts(&profile)).await;
+        }
+        self.report_loads(&profile.reading);
+        self.tell_checked(&Ok(()), started_ms).await;
+        if let Some(introductions) = &self.shared.introductions {
+            let introduction = Introduction {
+                url: self.address.base.as_str().into(),
+                model: profile.model.as_str().into(),
+                peer: peer.clone(),
+            };
+            // Token parity is then sampled from live requests instead.
+            let _ = introductions.try_send(introduction);
+        }
+        Ok(peer)
+    }
+
+    async fn resolve(&self, deadline: Duration) -> Result<SocketAddr, String> {
+        let (host, port) = (self.address.host.as_str(), self.address.port);
+        match timeout(deadline, tokio::net::lookup_host((host, port))).await {
+            // The present address stays while the name still has it, so that a name with two does not flap.
+            Ok(Ok(addresses)) => {
+                let all: Vec<_> = addresses.collect();
+                let present = self.handles.first().and_then(|handle| self.shared.fleet.endpoint(handle.id()));
+                let stays = present.map(|endpoint| endpoint.address).filter(|address| all.contains(address));
+                stays.or_else(|| all.first().copied()).ok_or_else(|| format!("{host} has no address"))
+            }
+            Ok(Err(error)) => Err(format!("cannot resolve {host}: {error}")),
+            Err(_) => Err(format!("cannot resolve {host} within {} ms", deadline.as_millis())),
+        }
+    }
+
+    /// The ranks to make workers of: what the URL or the configuration names, else those that publish events.
+    fn ranks(&self, profile: &Profile) -> Vec<Option<u16>> {
+        let count = match (self.address.rank, self.worker.ranks) {
+            (Some(rank), _) => return vec![Some(rank)],
+            (None, Some(count)) => count,
+            (None, None) => profile.sources.keys().next_back().map_or(1, |last| last.saturating_add(1)),
+        };
+        if count <= 1 { vec![None] } else { (0..count.min(MAX_RANKS)).map(Some).collect() }
+    }
+
+    /// Makes the site's workers those of `ranks` serving `model`.
+    async fn join(&mut self, model: &str, ranks: &[Option<u16>]) -> Result<(), String> {
+        let fits = |handle: &Arc<Handle>| &*handle.model == model && ranks.contains(&handle.rank);
+        let (stay, part): (Vec<_>, Vec<_>) = std::mem::take(&mut self.handles).into_iter().partition(fits);
+        self.handles = stay;
+        for handle in part {
+            self.part(&handle).await;
+        }
+        for rank in ranks {
+            if self.handles.iter().any(|handle| handle.rank == *rank) {
+                continue;
+            }
+            let key = WorkerKey { model: model.to_owned(), url: self.address.base.clone(), rank: *rank };
+            let joined = self.shared.fleet.join(key, self.worker.block_size, self.probe.clone()).await;
+            self.handles.push(joined.map_err(|error| error.to_string())?);
+        }
+        Ok(())
+    }
+
+    async fn part(&self, handle: &Arc<Handle>) {
+        self.shared.fleet.leave(handle).await;
+    }
+
+    fn facts(&self, profile: &Profile) -> Facts {
+        let block_size = self.worker.block_size.or(profile.facts.block_size);
+        Facts { block_size, ..profile.facts.clone() }
+    }
+
+    /// Checks and scrapes until the engine is down or another process.
+    async fn watch(&mut self, peer: &Peer) {
+        let started = self.process_start_seconds;
+        tokio::select! {
+            () = self.check_until_down(peer) => {}
+            () = self.scrape_until_restart(peer, started) => {}
+            () = self.refresh_names(peer) => {}
+        }
+    }
+
+    async fn check_until_down(&self, peer: &Peer) {
+        let mut ticks = ticks(self.shared.health.interval);
+        let mut failures = 0;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.probe.notified() => {}
+            }
+            let started_ms = self.shared.clock.now_ms();
+            let outcome = engine::check(peer).await.map_err(|error| error.to_string());
+            let well = outcome.is_ok() || self.handles.iter().any(|handle| handle.served_since(started_ms));
+            failures = if well { 0 } else { failures + 1 };
+            self.tell_checked(&outcome, started_ms).await;
+            if failures >= self.shared.health.failures.max(1) {
+                tracing::warn!(url = %self.address.base, problem = ?outcome.err(), "worker is down");
+                return;
+            }
+        }
+    }
+
+    async fn scrape_until_restart(&self, peer: &Peer, started: Option<f64>) {
+        let mut ticks = ticks(self.shared.health.metrics_interval);
+        loop {
+            ticks.tick().await;
+            // A failed scrape leaves the last reading to age; health checks decide whether the engine is well.
+            let Ok(reading) = engine::scrape(peer).await else { continue };
+            if is_another_process(started, reading.process_start_seconds) {
+                return;
+            }
+            self.report_loads(&reading);
+        }
+    }
+
+    async fn refresh_names(&self, peer: &Peer) {
+        let mut ticks = ticks(REFRESH_EVERY);
+        let mut known: Option<Vec<ServedName>> = None;
+        loop {
+            ticks.tick().await;
+            let Ok(served) = probe::models(peer, self.worker.model.as_deref()).await else { continue };
+            if self.handles.first().is_some_and(|handle| *handle.model != *served.model) {
+                return;
+            }
+            if known.as_ref() != Some(&served.names) {
+                for handle in &self.handles {
+                    self.shared.fleet.learn_names(handle, served.names.clone()).await;
+                }
+                known = Some(served.names);
+            }
+        }
+    }
+
+    /// A process that started at another time is another process: what its predecessor held is gone.
+    async fn notice_restart(&mut self, reading: &Reading) {
+        let before = std::mem::replace(&mut self.process_start_seconds, reading.process_start_seconds);
+        if is_another_process(before, reading.process_start_seconds) {
+            for handle in &self.handles {
+                self.shared.fleet.restart(handle.id()).await;
+            }
+        }
+    }
+
+    fn report_loads(&self, reading: &Reading) {
+        let at_ms = self.shared.clock.now_ms();
+        for handle in &self.handles {
+            if let Some(load) = reading.load(handle.rank).and_then(|load| load.at(at_ms)) {
+                self.shared.fleet.report_load(handle.id(), load);
+            }
+        }
+    }
+
+    async fn tell_checked(&self, outcome: &Result<(), String>, started_ms: u64) {
+        for handle in &self.handles {
+            self.shared.fleet.checked(handle, outcome.clone(), started_ms).await;
+        }
+    }
+
+    fn say(&self, introduced: bool, problem: Option<String>) {
+        let mut status = self.status.lock();
+        if let Some(problem) = problem.as_ref().filter(|problem| status.problem.as_ref() != Some(*problem)) {
+            tracing::warn!(url = %self.address.base, problem, "engine does not answer as a worker: asked again");
+        }
+        status.introduced = introduced;
+        status.problem = problem;
+    }
+}
+
+fn is_another_process(before: Option<f64>, now: Option<f64>) -> bool {
+    matches!((before, now), (Some(before), Some(now)) if (before - now).abs() > SAME_START_SECONDS)
+}
+
+/// Ticks every `period`, the first after one period.
+fn ticks(period: Duration) -> tokio::time::Interval {
+    let period = period.max(Duration::from_millis(10));
+    let mut ticks = interval(period);
+    ticks.reset();
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
