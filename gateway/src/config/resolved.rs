@@ -26,8 +26,31 @@ pub struct Config {
     pub workers: Vec<Worker>,
     /// DNS names that resolve to many workers.
     pub dns: Vec<DnsPool>,
-    /// Whether each request is logged.
-    pub access_log: bool,
+    /// Where one line for each request goes.
+    pub access_log: AccessLog,
+}
+
+impl Config {
+    /// This configuration with those settings of `new` that apply without a restart.
+    #[must_use]
+    pub fn with_live_of(&self, new: Self) -> Self {
+        let routing = Routing { policy: new.routing.policy, ..self.routing.clone() };
+        Self { routing, models: new.models, workers: new.workers, dns: new.dns, ..self.clone() }
+    }
+}
+
+/// Where one line for each request goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AccessLog {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// Standard output.
+    Stdout,
+    /// Standard error, among the log lines.
+    Stderr,
+    /// Appended to this file.
+    File(PathBuf),
 }
 
 /// Limits of the clients' side.

@@ -1,77 +1,121 @@
 //! observe: finished records → metrics and access log. A leaf: everybody calls it, it calls nobody.
+//!
+//! ```text
+//! serve ─ finish(Record) ─┬─► families (atomics; label handles cached per model) ─► /metrics
+//!                         └─► bounded channel ─► one writer ─► access log
+//! other modules ─ registry() ─► their own families
+//! ```
+//!
+//! Invariants: [`Observer::finish`] never waits and formats nothing; the number of series is bounded, because the only
+//! free label is a served model's name and at most 64 of those get their own; neither metrics nor log
+//! carry prompt text, keys or headers. Failure: a full or failing access log loses lines, never requests, and counts
+//! them.
 
-use forebay_routing::decision::Reason;
-use forebay_routing::WorkerId;
+pub mod access;
+mod families;
+mod labels;
+mod record;
+mod sampled;
+#[cfg(test)]
+mod tests;
+
+pub use families::{ITL_EDGES, TTFT_EDGES};
+pub use record::{Outcome, Record, reason_name};
+pub use sampled::Unit;
+
+use access::AccessWriter;
+use families::Families;
+use labels::Models;
+use prometheus::core::Collector;
+use prometheus::{Encoder as _, Registry, TextEncoder};
 use std::sync::Arc;
 
 /// Metrics registry and access log; cheap to clone.
 #[derive(Clone)]
-pub struct Observer {}
-
-/// All that is known of a request when it ends. Times are ms since it was accepted.
-#[derive(Clone, Debug, Default)]
-pub struct Record {
-    /// Request id.
-    pub id: String,
-    /// Model as served, empty when the request never got that far.
-    pub model: Arc<str>,
-    /// `chat`, `completions` or `other`.
-    pub dialect: &'static str,
-    /// HTTP status sent.
-    pub status: u16,
-    /// How it ended.
-    pub outcome: Outcome,
-    /// `Fault::code` where there was one.
-    pub fault: Option<&'static str>,
-    /// Chosen worker and its URL.
-    pub worker: Option<(WorkerId, Arc<str>)>,
-    /// What decided.
-    pub reason: Option<Reason>,
-    /// Attempts beyond the first.
-    pub retries: u32,
-    /// Prompt, predicted-cached, realised-cached and generated tokens.
-    pub prompt_tokens: u32,
-    /// Predicted hit.
-    pub predicted_cached: u32,
-    /// Realised hit, where the engine said so.
-    pub cached_tokens: Option<u32>,
-    /// Generated tokens.
-    pub output_tokens: u32,
-    /// Body received.
-    pub received_ms: f64,
-    /// Tokenising, hashing, scoring: the gateway's own time.
-    pub overhead_ms: f64,
-    /// Of which tokenising.
-    pub tokenize_ms: f64,
-    /// First token.
-    pub ttft_ms: Option<f64>,
-    /// Mean inter-token latency.
-    pub itl_ms: Option<f64>,
-    /// End.
-    pub total_ms: f64,
-    /// Why it was routed by text, where it was.
-    pub text_reason: Option<&'static str>,
+pub struct Observer {
+    shared: Arc<Shared>,
 }
 
-/// How a request ended; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Outcome {
-    /// Served to the end.
-    #[default]
-    Ok,
-    /// Refused by this gateway.
-    Rejected,
-    /// The engine answered an error.
-    UpstreamError,
-    /// Cut after commit: ended in an error event.
-    Cut,
-    /// The client left.
-    ClientGone,
+struct Shared {
+    registry: Registry,
+    families: Families,
+    models: Models,
+    access: Option<AccessWriter>,
 }
+
+/// Content type of [`Observer::scrape`].
+pub const SCRAPE_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 impl Observer {
+    /// Registers every family; `access` where each request is logged.
+    pub fn new(access: Option<AccessWriter>) -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let families = Families::register(&registry)?;
+        if let Some(access) = &access {
+            registry.register(Box::new(access.lost().clone()))?;
+        }
+        Ok(Self { shared: Arc::new(Shared { registry, families, models: Models::default(), access }) })
+    }
+
+    /// Where other modules register families of their own, `forebay_` first and a unit last.
+    pub fn registry(&self) -> &Registry {
+        &self.shared.registry
+    }
+
+    /// Exposes a number that somebody else keeps, read at each scrape.
+    pub fn sample(
+        &self,
+        name: &str,
+        help: &str,
+        unit: Unit,
+        read: impl Fn() -> f64 + Send + Sync + 'static,
+    ) -> Result<(), prometheus::Error> {
+        let sampled: Box<dyn Collector> = Box::new(sampled::Sampled::new(name, help, unit, Box::new(read))?);
+        self.shared.registry.register(sampled)
+    }
+
     /// Counts and logs a finished request.
-    pub fn finish(&self, _record: Record) {
-        unimplemented!()
+    pub fn finish(&self, record: Record) {
+        self.shared.families.count(&self.shared.models, &record);
+        if let Some(access) = &self.shared.access {
+            access.log(record);
+        }
+    }
+
+    /// Counts that a named limit was hit: the configuration key, or the name of a built-in one.
+    pub fn limit_hit(&self, limit: &'static str) {
+        self.shared.families.limit_hits.with_label_values(&[limit]).inc();
+    }
+
+    /// How often each limit was hit since the start, for `/status`; limits never hit are absent.
+    pub fn limits_hit(&self) -> Vec<(String, u64)> {
+        families::counts(&self.shared.families.limit_hits)
+    }
+
+    /// Counts a change of the configuration: applied or refused.
+    pub fn reloaded(&self, applied: bool) {
+        let result = if applied { "applied" } else { "refused" };
+        self.shared.families.reloads.with_label_values(&[result]).inc();
+    }
+
+    /// Everything in Prometheus' text format ([`SCRAPE_TYPE`]).
+    pub fn scrape(&self) -> Result<Vec<u8>, prometheus::Error> {
+        let mut page = Vec::new();
+        TextEncoder::new().encode(&self.shared.registry.gather(), &mut page)?;
+        Ok(page)
+    }
+
+    /// Opens the access log's file anew, after it was moved away.
+    pub fn reopen_log(&self) {
+        if let Some(access) = &self.shared.access {
+            access.reopen();
+        }
+    }
+
+    /// Waits until every line logged so far is written.
+    pub async fn flush_log(&self) {
+        if let Some(access) = &self.shared.access {
+            access.flush().await;
+        }
     }
 }

@@ -1,0 +1,115 @@
+//! Every key there is, with its default: the file parser, the environment, `--set`, the resolver and the reference in
+//! the README all read this one table.
+
+use super::key::Fallback::{self, Absent, Is, Required};
+use super::key::{Key, Kind};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const SECOND: u64 = 1_000;
+const MINUTE: u64 = 60 * SECOND;
+const HOUR: u64 = 60 * MINUTE;
+const DAY: u64 = 24 * HOUR;
+
+const LIVE: bool = true;
+const RESTART: bool = false;
+
+const fn key(path: &'static str, kind: Kind, fallback: Fallback, live: bool, meaning: &'static str) -> Key {
+    Key { path, kind, fallback, live, meaning }
+}
+
+/// The table, in the order of the reference.
+#[rustfmt::skip]
+pub static KEYS: &[Key] = &[
+    key("listen.address", Kind::Address, Is("0.0.0.0:8080"), RESTART, "Where clients connect."),
+    key("listen.max_connections", Kind::Count(1, 1_000_000), Is("20000"), RESTART, "Open client connections; more are closed at once."),
+    key("listen.max_header_bytes", Kind::Size(KIB, MIB), Is("64KiB"), RESTART, "Bytes of one request head (431 beyond)."),
+    key("listen.max_body_bytes", Kind::Size(KIB, 4 * GIB), Is("64MiB"), RESTART, "Bytes of one request body (413 beyond, without reading on)."),
+    key("listen.max_buffered_bytes", Kind::Size(KIB, 1024 * GIB), Is("1GiB"), RESTART, "Bytes of all request bodies held at once (503 beyond)."),
+    key("listen.header_timeout", Kind::Time(1, HOUR), Is("10s"), RESTART, "For a whole request head."),
+    key("listen.body_timeout", Kind::Time(1, HOUR), Is("60s"), RESTART, "For a whole request body."),
+    key("listen.keepalive_timeout", Kind::Time(1, DAY), Is("75s"), RESTART, "Between two requests of one connection."),
+    key("listen.write_timeout", Kind::Time(1, HOUR), Is("30s"), RESTART, "A client that takes no byte of its answer for so long is cut off."),
+    key("listen.drain_timeout", Kind::Time(0, DAY), Is("60s"), RESTART, "How long streams may run on after SIGTERM."),
+    key("listen.threads", Kind::Count(1, 1024), Absent("one per core"), RESTART, "Threads that serve requests."),
+    key("admin.address", Kind::Address, Is("127.0.0.1:8081"), RESTART, "Where operators connect; loopback only, because it has no authentication."),
+    key("routing.policy", Kind::Policy, Is("kv"), LIVE, "How a worker is chosen, unless the model names its own policy."),
+    key("routing.own_placements", Kind::Switch, Is("true"), RESTART, "Whether a prefix counts as held where this gateway has just sent it, before the engine's event says so."),
+    key("routing.retry_budget", Kind::Share, Is("0.1"), RESTART, "Share of traffic that may be retried, besides what was in flight at a failed worker."),
+    key("routing.max_attempts", Kind::Count(1, 16), Is("3"), RESTART, "Workers tried for one request, the first included."),
+    key("routing.seed", Kind::Count(0, u64::MAX), Absent("random"), RESTART, "Seed of the generator that breaks ties."),
+    key("routing.hash_key_file", Kind::Path, Absent("a fresh key at each start"), RESTART, "File with at least 32 random bytes from which block hashes are keyed."),
+    key("upstream.connect_timeout", Kind::Time(1, MINUTE), Is("2s"), RESTART, "For a TCP connection to an engine."),
+    key("upstream.first_byte_timeout", Kind::Time(1, DAY), Is("10m"), RESTART, "From the request being sent to the engine's first byte; prefill of a long prompt happens here."),
+    key("upstream.idle_timeout", Kind::Time(1, DAY), Is("2m"), RESTART, "Between two chunks of an answer."),
+    key("upstream.total_timeout", Kind::Time(1, DAY), Is("1h"), RESTART, "For a whole exchange with an engine."),
+    key("upstream.pool_size", Kind::Count(0, 65_536), Is("256"), RESTART, "Idle connections kept for each worker."),
+    key("health.interval", Kind::Time(10, HOUR), Is("5s"), RESTART, "Between two health checks of one worker."),
+    key("health.timeout", Kind::Time(1, HOUR), Is("5s"), RESTART, "For one health check; some engines take more than a second to answer."),
+    key("health.failures", Kind::Count(1, 1000), Is("3"), RESTART, "Failed checks in a row until a worker is down."),
+    key("health.eject_after", Kind::Count(1, 1000), Is("3"), RESTART, "Failed requests in a row until a worker is ejected."),
+    key("health.eject_for", Kind::Time(1, HOUR), Is("10s"), RESTART, "How long it stays ejected before one request probes it."),
+    key("health.metrics_interval", Kind::Time(10, HOUR), Is("1s"), RESTART, "Between two readings of an engine's metrics."),
+    key("tokenize.threads", Kind::Count(1, 1024), Absent("half the cores, at least one"), RESTART, "Threads that render templates and encode prompts."),
+    key("tokenize.max_queue", Kind::Count(1, 1_000_000), Is("1024"), RESTART, "Prompts that wait for such a thread; more are routed by text."),
+    key("tokenize.deadline", Kind::Time(1, MINUTE), Is("500ms"), RESTART, "After so long a request goes on, routed by text."),
+    key("tokenize.memo_bytes", Kind::Size(0, 64 * GIB), Is("256MiB"), RESTART, "Memory for prompts already encoded, so that the next turn of a chat encodes only what is new."),
+    key("tokenize.parity_sample", Kind::Share, Is("0.001"), RESTART, "Share of requests whose token ids are compared with the engine's own."),
+    key("observe.access_log", Kind::AccessLog, Is("off"), RESTART, "One JSON line for each request, without prompt text."),
+    key("models[].name", Kind::Name, Required, LIVE, "Model as clients and engines name it."),
+    key("models[].tokenizer", Kind::Path, Absent("ask the engine's /tokenize"), LIVE, "Folder with tokenizer.json and tokenizer_config.json."),
+    key("models[].chat_template", Kind::Path, Absent("the tokenizer's own"), LIVE, "Jinja file used instead of the tokenizer's template."),
+    key("models[].policy", Kind::Policy, Absent("routing.policy"), LIVE, "Policy of this model alone."),
+    key("workers[].url", Kind::Url, Required, LIVE, "Base URL of an engine."),
+    key("workers[].model", Kind::Name, Absent("ask its /v1/models"), LIVE, "Model it serves."),
+    key("workers[].ranks", Kind::Count(1, 1024), Absent("one, unnamed"), LIVE, "Data-parallel ranks behind the URL."),
+    key("workers[].kv_events", Kind::ZmqEndpoint, Absent("ask its /kv_event_sources"), LIVE, "Where it publishes KV events; rank r is at port + r."),
+    key("workers[].kv_replay", Kind::ZmqEndpoint, Absent("ask its /kv_event_sources"), LIVE, "Where it replays KV events; rank r is at port + r."),
+    key("workers[].block_size", Kind::Count(1, 65_536), Absent("learn it"), LIVE, "Tokens in one KV block."),
+    key("workers[].agent", Kind::HostPort, Absent("none"), LIVE, "Node agent beside the engine; reserved, not used yet."),
+    key("dns[].name", Kind::Name, Required, LIVE, "Name whose every address is a worker."),
+    key("dns[].port", Kind::Count(1, 65_535), Is("8000"), LIVE, "Port of every worker."),
+    key("dns[].model", Kind::Name, Absent("ask its /v1/models"), LIVE, "Model they serve."),
+    key("dns[].interval", Kind::Time(100, DAY), Is("5s"), LIVE, "Between two look-ups."),
+];
+
+/// Lists of tables; every other section is a plain table.
+pub const LISTS: [&str; 3] = ["models", "workers", "dns"];
+
+/// The key at `path`.
+pub fn find(path: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.path == path)
+}
+
+/// Environment variable that sets the scalar key `path`: `listen.address` → `FOREBAY_LISTEN_ADDRESS`.
+pub fn variable(path: &str) -> String {
+    format!("{}{}", super::source::PREFIX, path.replace('.', "_").to_ascii_uppercase())
+}
+
+/// The known path nearest to `unknown`, if any is near enough to be a slip of the finger.
+pub fn nearest(unknown: &str, known: impl IntoIterator<Item = String>) -> Option<String> {
+    /// Of the letters, at most a third may differ.
+    const SLACK: usize = 3;
+    known
+        .into_iter()
+        .map(|candidate| (edit_distance(unknown, &candidate), candidate))
+        .filter(|(distance, candidate)| distance * SLACK <= candidate.len().max(SLACK))
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Insertions, deletions and replacements of bytes that turn `a` into `b`.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
