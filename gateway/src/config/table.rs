@@ -89,12 +89,12 @@ pub fn variable(path: &str) -> String {
 
 /// The known path nearest to `unknown`, if any is near enough to be a slip of the finger.
 pub fn nearest(unknown: &str, known: impl IntoIterator<Item = String>) -> Option<String> {
-    /// Of the letters, at most a third may differ.
-    const SLACK: usize = 3;
+    /// Of the letters, at most half may differ.
+    const SLACK: usize = 2;
     known
         .into_iter()
         .map(|candidate| (edit_distance(unknown, &candidate), candidate))
-        .filter(|(distance, candidate)| distance * SLACK <= candidate.len().max(SLACK))
+        .filter(|(distance, candidate)| distance * SLACK <= candidate.len())
         .min()
         .map(|(_, candidate)| candidate)
 }
