@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# suite.sh OUT: every test, repetition and router in turn; writes samples.jsonl, na.tsv, machine.tsv and metrics/ to OUT.
+#
+# Within a repetition the routers take turns, so that a slow minute of the machine hits all of them. The router under
+# test has core $ROUTER_CORE to itself; load client and engines share core $LOAD_CORE.
+# REPS=5, TESTS and PEERS choose; QUICK=1 makes one short repetition that shows that everything runs, no more.
+set -u
+out=$1
+mkdir -p "$out/metrics"
+# shellcheck source=tests/bench/peers.sh
+. "$(dirname "$0")/peers.sh"
+# shellcheck source=tests/bench/workloads.sh
+. "$here/workloads.sh"
+
+REPS=${REPS:-5}
+QUICK=${QUICK:-}
+TESTS=${TESTS:-small c1 c1s c1sq burst p32k_cold p32k_seen p400k_cold p400k_seen stream}
+PEERS=${PEERS:-direct nginx haproxy sglang_rr sglang_ca vllm_rr vllm_ca dynamo_rr dynamo_kv dynamo_kv_fast forebay_rr forebay_kv}
+[ -z "$QUICK" ] || REPS=1
+
+shorten() { if [ -n "$QUICK" ]; then sed -E 's/--seconds [0-9.]+/--seconds 0.5/; s/--max-tokens 200/--max-tokens 40/; s/--warmup 1000/--warmup 200/'; else cat; fi; }
+
+machine() { printf '%s\t%s\n' "$1" "$2" >>"$out/machine.tsv"; }
+describe_machine() {
+  machine date "$(date -u +'%Y-%m-%d %H:%M UTC')"
+  machine cpu "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
+  machine memory "$(awk '/MemTotal/{printf "%.0f GiB", $2/1048576}' /proc/meminfo)"
+  machine system "$(. /etc/os-release && echo "$PRETTY_NAME"), kernel $(uname -r)"
+  machine "load before" "$(cut -d' ' -f1-3 /proc/loadavg)"
+  machine cores "router $router_core, client and engines $load_core"
+  machine command "REPS=$REPS${QUICK:+ QUICK=1} tests/bench/run.sh"
+  machine forebay "$(git -C "$root" describe --always --dirty 2>/dev/null), profile $(basename "$bin")"
+  machine nginx "$(nginx -v 2>&1 | sed 's|.*/||')"
+  machine haproxy "$(haproxy -v 2>/dev/null | sed -n '1s/.*version \([^ ]*\).*/\1/p')"
+  local peer
+  for peer in sglang vllm dynamo; do machine "$peer" "$(cat "$peers/$peer.ok" 2>/dev/null || cat "$peers/$peer.why" 2>/dev/null || echo absent)"; done
+}
+
+wanted() { [[ " $PEERS " == *" $1 "* ]]; }
+started=()
+
+# Dynamo's frontends share one mocker, whose pace is fixed when it starts.
+start_dynamos() {
+  local peer reason
+  wanted dynamo_rr || wanted dynamo_kv || wanted dynamo_kv_fast || return 0
+  [ -f "$peers/dynamo.why" ] || start_mocker "$1"
+  for peer in dynamo_rr dynamo_kv dynamo_kv_fast; do wanted $peer && start_peer $peer && started+=($peer); done
+  for peer in mocker dynamo_rr dynamo_kv; do
+    alive $peer && reason=$(nonlocal $peer) && [ -n "$reason" ] && echo "warning: $peer leaves the loopback: $reason"
+  done
+  return 0
+}
+stop_dynamos() {
+  local peer kept=()
+  for peer in dynamo_rr dynamo_kv dynamo_kv_fast mocker; do stop $peer; done
+  for peer in "${started[@]}"; do [[ $peer == dynamo* ]] || kept+=("$peer"); done
+  started=("${kept[@]}")
+}
+
+start_all() {
+  local peer
+  start_engines || return 1
+  if wanted forebay_kv && ! start_event_engines; then na forebay_kv '*' 'the engines that publish events did not start'; fi
+  for peer in $PEERS; do
+    [[ $peer == dynamo* ]] && continue
+    [ "$peer" = forebay_kv ] && ! alive event_engine && continue
+    start_peer "$peer" && started+=("$peer")
+  done
+  start_dynamos fast
+}
+
+# The metrics page around a run tells the report whether the index was hit.
+keep_metrics() { [ "$1" != forebay_kv ] || curl -s -m 5 "http://127.0.0.1:$(admin_port_of forebay_kv)/metrics" >"$out/metrics/$2.$3.$4"; }
+
+# run_one TEST PEER REP
+run_one() {
+  local test=$1 peer=$2 rep=$3 watch=() engine=engine words
+  [ "$peer" = direct ] || watch+=(--process "router=$(pids "$peer")")
+  [[ $peer == dynamo* ]] && engine=mocker
+  [ "$peer" = forebay_kv ] && engine=event_engine
+  watch+=(--process "engine=$(pids $engine)")
+  read -ra words < <(workload "$test" | shorten)
+  keep_metrics "$peer" "$test" "$rep" before
+  timeout 180 taskset -c "$load_core" "$bin/lg" --port "$(port_of "$peer")" --model $model --test "$test" --peer "$peer" --rep "$rep" \
+    "${words[@]}" "${watch[@]}" >>"$out/samples.jsonl" 2>"$out/lg.err" || na "$peer" "$test" "rep $rep: load client: $(tail -1 "$out/lg.err")"
+  keep_metrics "$peer" "$test" "$rep" after
+}
+
+trap stop_all EXIT
+trap 'exit 130' INT TERM
+describe_machine
+start_all || { echo "the engines did not start: $(tail -1 "$run/engine.log")" >&2; exit 1; }
+echo "up: ${started[*]}"
+for test in $TESTS; do
+  if [ "$test" = stream ]; then
+    stop_dynamos
+    start_dynamos paced
+    pace_engines 20000 10000
+  fi
+  for rep in $(seq "$REPS"); do
+    for peer in "${started[@]}"; do
+      if [ "$peer" = direct ] || alive "$peer"; then run_one "$test" "$peer" "$rep"; else na "$peer" "$test" "rep $rep: died"; fi
+    done
+  done
+  [ "$test" != stream ] || pace_engines 0 0
+  echo "$(date +%T) $test done, load $(cut -d' ' -f1 /proc/loadavg)"
+done
+machine "load after" "$(cut -d' ' -f1-3 /proc/loadavg)"
