@@ -14,6 +14,7 @@ pub mod discover;
 pub mod dispatch;
 pub mod error;
 pub mod fleet;
+pub mod http1;
 pub mod observe;
 pub mod parse;
 pub mod serve;

@@ -1,1 +1,247 @@
 //! The life of a request in eight steps.
+//!
+//! ```text
+//! accept → parse → tokenize → hash → score → dispatch → stream → observe
+//! ```
+//!
+//! [`serve`] is those steps in order; what a step needs lives in the folder of its name. The steps in the middle, which
+//! only think, are also [`consider`]: the admin listener's `/explain` runs them without sending anything.
+//!
+//! Policies without prefix knowledge pay for none: they skip tokenize and hash, so `round-robin` is a thin proxy.
+
+mod consider;
+mod learn;
+
+pub use consider::{Considered, consider};
+
+use crate::accept::{Client, Halt, Limits, Next, Reply, Request};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::dispatch::{Connector, Outbound, RetryBudget, dispatch};
+use crate::error::Fault;
+use crate::fleet::Fleet;
+use crate::http1::Framing;
+use crate::http1::fields::Kind;
+use crate::http1::response::Downstream;
+use crate::observe::{Observer, Outcome, Record};
+use crate::parse::{self, Dialect};
+use crate::stream::{self, Reading};
+use crate::tokenize::Tokenizers;
+use forebay_routing::Policy;
+use hashbrown::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use tokio::time::Instant;
+
+/// Everything that requests share. Soft state only: any number of gateways run side by side.
+pub struct Gateway {
+    /// As resolved at start.
+    pub config: Arc<Config>,
+    /// Workers, index, reservations.
+    pub fleet: Fleet,
+    /// Token sources.
+    pub tokenizers: Arc<Tokenizers>,
+    /// Metrics and access log.
+    pub observer: Observer,
+    /// Time.
+    pub clock: Clock,
+    /// Connections to engines.
+    pub connector: Arc<Connector>,
+    /// How much may be retried.
+    pub budget: RetryBudget,
+    /// Connections and buffered bytes.
+    pub limits: Limits,
+    /// One per request: round-robin position, and with `seed` the request's rng.
+    cursor: AtomicU64,
+    seed: u64,
+    policies: HashMap<String, Policy>,
+    /// Tokens that an answer has lately had, a moving mean over all models.
+    output_tokens: AtomicU32,
+}
+
+impl Gateway {
+    /// Ready to serve; [`crate::accept::Ingress::start`] lets clients in.
+    pub fn new(
+        config: Arc<Config>,
+        fleet: Fleet,
+        tokenizers: Arc<Tokenizers>,
+        observer: Observer,
+        clock: Clock,
+    ) -> Arc<Self> {
+        let own = config.models.iter().filter_map(|model| Some((model.name.clone(), model.policy?)));
+        Arc::new(Self {
+            fleet,
+            tokenizers,
+            observer,
+            clock,
+            connector: Connector::new(&config.upstream, clock),
+            budget: RetryBudget::new(config.routing.retry_budget, clock),
+            limits: Limits::new(&config.listen),
+            cursor: AtomicU64::new(0),
+            seed: config.routing.seed.unwrap_or_else(|| fastrand::u64(..)),
+            policies: own.collect(),
+            output_tokens: AtomicU32::new(learn::FIRST_OUTPUT_TOKENS),
+            config,
+        })
+    }
+
+    /// The policy of `model`.
+    pub fn policy(&self, model: &str) -> Policy {
+        if self.policies.is_empty() {
+            return self.config.routing.policy;
+        }
+        self.policies.get(model).copied().unwrap_or(self.config.routing.policy)
+    }
+
+    /// Position and rng of one more request.
+    fn turn(&self) -> (u64, fastrand::Rng) {
+        let cursor = self.cursor.fetch_add(1, Ordering::Relaxed);
+        (cursor, fastrand::Rng::with_seed(self.seed ^ cursor.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+}
+
+/// Serves one request and says what becomes of its connection.
+pub async fn serve(gateway: &Gateway, client: &mut Client, request: &Request, dialect: Option<Dialect>) -> Next {
+    let mut record = Record { id: request.id.clone(), dialect: name(dialect), ..Record::default() };
+    let mut unread = request.head.framing != Framing::Empty;
+    let next = match steps(gateway, client, request, dialect, &mut unread, &mut record).await {
+        Ok(next) => next,
+        Err(Halt::Gone) => {
+            record.outcome = Outcome::ClientGone;
+            Next::Abort
+        }
+        Err(Halt::Fault(fault)) => {
+            note(&mut record, &fault);
+            let close = unread || !request.head.keep_alive || client.is_draining();
+            answer(client, request, &fault, close).await
+        }
+    };
+    record.total_ms = ms(request.arrived.elapsed());
+    gateway.observer.finish(record);
+    next
+}
+
+async fn steps(
+    gateway: &Gateway,
+    client: &mut Client,
+    request: &Request,
+    dialect: Option<Dialect>,
+    unread: &mut bool,
+    record: &mut Record,
+) -> Result<Next, Halt> {
+    let config = &gateway.config;
+    // accept
+    let mut share = gateway.limits.share();
+    let body = client.read_body(&request.head, &config.listen, &mut share).await?;
+    *unread = false;
+    record.received_ms = ms(request.arrived.elapsed());
+    let received = Instant::now();
+    // parse
+    let Some(dialect) = dialect else {
+        return through(gateway, client, request, body, share, record).await;
+    };
+    let parsed = parse::parse(dialect, body)?;
+    record.model = parsed.model.as_str().into();
+    // tokenize, hash, score
+    client.deadline.set(received + config.upstream.total_timeout);
+    let session = request.head.value(Kind::Session);
+    let mut considered = client.race(consider(gateway, &parsed, session)).await.map_err(interrupted)??;
+    considered.describe(record);
+    record.overhead_ms = ms(received.elapsed());
+    // dispatch
+    let strip_usage = parsed.wants_usage_stripped();
+    let mut outbound = Outbound {
+        request,
+        body: parsed.upstream_body(),
+        share,
+        reading: if parsed.stream { Reading::Events { strip_usage } } else { Reading::Whole },
+        prompt_tokens: considered.prompt_tokens,
+        completions: parsed.n,
+        repeatable: true,
+    };
+    let mut exchange = dispatch(gateway, client, &mut outbound, |tried| considered.choose(gateway, tried)).await?;
+    drop(outbound);
+    // stream
+    let end = stream::relay(client, &mut exchange, request, config.upstream.idle_timeout).await;
+    // observe
+    learn::learn(gateway, &parsed, &considered, &exchange, &end);
+    Ok(learn::finish(gateway, request, exchange, end, record))
+}
+
+/// A path that no step understands: to the healthy worker with the least in flight, and back.
+async fn through(
+    gateway: &Gateway,
+    client: &mut Client,
+    request: &Request,
+    body: bytes::Bytes,
+    share: crate::accept::Share,
+    record: &mut Record,
+) -> Result<Next, Halt> {
+    let mut outbound = Outbound {
+        request,
+        body: if body.is_empty() { Vec::new() } else { vec![body] },
+        share,
+        reading: Reading::Through,
+        prompt_tokens: 0,
+        completions: 1,
+        repeatable: matches!(request.head.method(), "GET" | "HEAD" | "OPTIONS"),
+    };
+    let choose = |tried: &[_]| consider::least_in_flight(gateway, tried);
+    let mut exchange = dispatch(gateway, client, &mut outbound, choose).await?;
+    drop(outbound);
+    let end = stream::relay(client, &mut exchange, request, gateway.config.upstream.idle_timeout).await;
+    Ok(learn::finish(gateway, request, exchange, end, record))
+}
+
+/// Answers a fault.
+async fn answer(client: &mut Client, request: &Request, fault: &Fault, close: bool) -> Next {
+    let to = Downstream {
+        framing: Framing::Empty,
+        announced: None,
+        request_id: &request.id,
+        close,
+        old_keep_alive: request.head.old && !close,
+    };
+    let bodiless = request.head.method() == "HEAD";
+    match client.reply(&Reply::fault(fault), &to, bodiless).await {
+        Ok(()) if close => Next::Close,
+        Ok(()) => Next::Keep,
+        Err(_) => Next::Abort,
+    }
+}
+
+/// Records a request whose head could not be read.
+pub(crate) fn reject_unread(gateway: &Gateway, id: String, fault: &Fault) {
+    let mut record = Record { id, dialect: name(None), ..Record::default() };
+    note(&mut record, fault);
+    gateway.observer.finish(record);
+}
+
+fn note(record: &mut Record, fault: &Fault) {
+    record.status = fault.status;
+    record.fault = Some(fault.code);
+    record.outcome = match fault.blame {
+        crate::error::Blame::Worker => Outcome::UpstreamError,
+        _ => Outcome::Rejected,
+    };
+}
+
+fn interrupted(interrupt: crate::accept::Interrupt) -> Halt {
+    match interrupt {
+        crate::accept::Interrupt::Gone => Halt::Gone,
+        crate::accept::Interrupt::Late => crate::dispatch::overdue().into(),
+        crate::accept::Interrupt::Stopped => crate::accept::stopping().into(),
+    }
+}
+
+fn name(dialect: Option<Dialect>) -> &'static str {
+    match dialect {
+        Some(Dialect::Chat) => "chat",
+        Some(Dialect::Completions) => "completions",
+        None => "other",
+    }
+}
+
+fn ms(duration: tokio::time::Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

@@ -1,0 +1,53 @@
+//! The two stages of stopping: asked to, and out of time.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+/// Signals that every connection of one listener watches.
+#[derive(Clone, Debug, Default)]
+pub struct Stages {
+    started: CancellationToken,
+    over: CancellationToken,
+}
+
+impl Stages {
+    /// Idle connections end, answers say `Connection: close`.
+    pub fn start(&self) {
+        self.started.cancel();
+    }
+
+    /// Whatever still runs is cut.
+    pub fn end(&self) {
+        self.started.cancel();
+        self.over.cancel();
+    }
+
+    /// A connection's view of both.
+    pub(super) fn watch(&self) -> Drain {
+        let wait = |token: &CancellationToken| Box::pin(token.clone().cancelled_owned());
+        Drain { started: wait(&self.started), over: wait(&self.over), has_started: self.started.clone() }
+    }
+}
+
+/// One connection's registration with both stages, made once: polling it again costs a comparison of wakers.
+pub(super) struct Drain {
+    started: Pin<Box<WaitForCancellationFutureOwned>>,
+    over: Pin<Box<WaitForCancellationFutureOwned>>,
+    has_started: CancellationToken,
+}
+
+impl Drain {
+    pub(super) fn has_started(&self) -> bool {
+        self.has_started.is_cancelled()
+    }
+
+    pub(super) fn poll_started(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.has_started() { Poll::Ready(()) } else { self.started.as_mut().poll(cx) }
+    }
+
+    pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.over.as_mut().poll(cx)
+    }
+}

@@ -1,0 +1,122 @@
+//! Counted limits of the clients' side: connections and buffered bytes.
+
+use crate::config::resolved::Listen;
+use crate::error::Fault;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::time::Duration;
+
+/// Shared by every connection of one gateway.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    connections: AtomicUsize,
+    max_connections: usize,
+    buffered: AtomicUsize,
+    max_buffered: usize,
+    /// Wakes whoever waits for the last connection to end.
+    idle: tokio::sync::Notify,
+}
+
+impl Limits {
+    /// Limits as configured.
+    pub fn new(listen: &Listen) -> Self {
+        let shared = Shared {
+            connections: AtomicUsize::new(0),
+            max_connections: listen.max_connections,
+            buffered: AtomicUsize::new(0),
+            max_buffered: listen.max_buffered_bytes,
+            idle: tokio::sync::Notify::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Counts one connection until the slot is dropped; `None` when `max_connections` are open.
+    pub fn connect(&self) -> Option<Slot> {
+        let slot = Slot { shared: self.shared.clone() };
+        let before = self.shared.connections.fetch_add(1, Ordering::AcqRel);
+        (before < self.shared.max_connections).then_some(slot)
+    }
+
+    /// Open connections.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Acquire)
+    }
+
+    /// Bytes of bodies held at present.
+    pub fn buffered(&self) -> usize {
+        self.shared.buffered.load(Ordering::Acquire)
+    }
+
+    /// Waits until no connection is open.
+    pub async fn idle(&self) {
+        loop {
+            let notified = self.shared.idle.notified();
+            if self.connections() == 0 {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// An empty share of the buffered bytes.
+    pub fn share(&self) -> Share {
+        Share { shared: self.shared.clone(), bytes: 0 }
+    }
+}
+
+/// One counted connection.
+#[derive(Debug)]
+pub struct Slot {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if self.shared.connections.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.idle.notify_waiters();
+        }
+    }
+}
+
+/// Buffered bytes of one request, given back on drop.
+#[derive(Debug)]
+pub struct Share {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Share {
+    /// Adds `bytes`; 503 with `Retry-After` when all bodies together would pass `max_buffered_bytes`.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), Fault> {
+        let before = self.shared.buffered.fetch_add(bytes, Ordering::AcqRel);
+        if before.saturating_add(bytes) > self.shared.max_buffered {
+            self.shared.buffered.fetch_sub(bytes, Ordering::AcqRel);
+            let message = format!(
+                "the gateway holds {before} bytes of bodies and this one would pass its limit of {} \
+                 (listen.max_buffered_bytes); try again shortly",
+                self.shared.max_buffered
+            );
+            let mut fault = Fault::gateway(503, "buffers_full", message);
+            fault.retry_after = Some(Duration::from_secs(1));
+            return Err(fault);
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Gives everything back early.
+    pub fn release(&mut self) {
+        self.shared.buffered.fetch_sub(std::mem::take(&mut self.bytes), Ordering::AcqRel);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.release();
+    }
+}

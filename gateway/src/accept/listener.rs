@@ -1,0 +1,131 @@
+//! The clients' listener: bind, run, drain.
+
+use super::client::Client;
+use super::drain::Stages;
+use super::{Reply, connection};
+use crate::config::resolved::Listen;
+use crate::error::Fault;
+use crate::http1::Framing;
+use crate::http1::response::Downstream;
+use crate::serve::Gateway;
+use crate::tasks::TaskGroup;
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use pingora_core::apps::ServerApp;
+use pingora_core::listeners::{L4BufferSettings, ListenerConfig};
+use pingora_core::protocols::Stream;
+use pingora_core::server::{Fds, ShutdownWatch};
+use pingora_core::services::Service as _;
+use pingora_core::services::listening::Service;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::IntoRawFd;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::time::Duration;
+
+/// A running listener.
+pub struct Ingress {
+    address: SocketAddr,
+    gateway: Arc<Gateway>,
+    shutdown: watch::Sender<bool>,
+    stages: Stages,
+}
+
+/// The listening address could not be had.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}: {source}; is another process there, or the address not this machine's?")]
+pub struct BindError {
+    /// As configured.
+    pub address: SocketAddr,
+    /// What the system said.
+    pub source: std::io::Error,
+}
+
+/// How a drain went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Connections that were cut because they outlived `drain_timeout`.
+    pub cut: usize,
+}
+
+/// After the drain is over, streams get so long to end in their error event.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+impl Ingress {
+    /// Binds and starts to serve. Must be called inside a tokio runtime; the accept loop belongs to `tasks`.
+    pub fn start(gateway: Arc<Gateway>, tasks: &TaskGroup) -> Result<Self, BindError> {
+        let wanted = gateway.config.listen.address;
+        let failed = |source| BindError { address: wanted, source };
+        // Bound here and handed over, so that a failure is an error with a reason instead of a retry loop inside the
+        // service, and port 0 can be asked for.
+        let socket = TcpListener::bind(wanted).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        let mut table = Fds::new();
+        table.add(address.to_string(), socket.into_raw_fd());
+
+        let stages = Stages::default();
+        let app = App { gateway: gateway.clone(), stages: stages.clone() };
+        let mut service = Service::new("ingress".to_owned(), app);
+        // Every connection has one read buffer of its own and writes whole messages: two more would only cost memory.
+        let endpoint = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::unbuffered());
+        service.endpoints().add_listener(endpoint);
+        let (shutdown, watch) = watch::channel(false);
+        tasks.spawn("ingress", async move {
+            service.start_service(Some(Arc::new(Mutex::new(table))), watch, 1).await;
+        });
+        Ok(Self { address, gateway, shutdown, stages })
+    }
+
+    /// Where it listens (the real port where 0 was configured).
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops accepting, lets what runs run on for at most `drain_timeout`, then cuts it.
+    pub async fn drain(self) -> Drained {
+        let listen: &Listen = &self.gateway.config.listen;
+        self.shutdown.send_replace(true);
+        self.stages.start();
+        let idle = self.gateway.limits.idle();
+        if tokio::time::timeout(listen.drain_timeout, idle).await.is_ok() {
+            return Drained { cut: 0 };
+        }
+        let cut = self.gateway.limits.connections();
+        self.stages.end();
+        let _ = tokio::time::timeout(LAST_WORDS, self.gateway.limits.idle()).await;
+        Drained { cut }
+    }
+}
+
+struct App {
+    gateway: Arc<Gateway>,
+    stages: Stages,
+}
+
+#[async_trait]
+impl ServerApp for App {
+    async fn process_new(self: &Arc<Self>, io: Stream, _shutdown: &ShutdownWatch) -> Option<Stream> {
+        let listen = &self.gateway.config.listen;
+        let slot = self.gateway.limits.connect();
+        let mut client = Client::new(io, self.stages.watch(), listen.keepalive_timeout, listen.write_timeout);
+        if slot.is_some() {
+            connection::run(&self.gateway, client).await;
+        } else {
+            let reply = Reply::fault(&crowded(listen));
+            let _ = client.reply(&reply, &UNNAMED, false).await;
+            client.finish().await;
+        }
+        None
+    }
+}
+
+const UNNAMED: Downstream<'static> =
+    Downstream { framing: Framing::Empty, announced: None, request_id: "-", close: true, old_keep_alive: false };
+
+fn crowded(listen: &Listen) -> Fault {
+    let message = format!("{} connections are open (listen.max_connections)", listen.max_connections);
+    let mut fault = Fault::gateway(503, "too_many_connections", message);
+    fault.retry_after = Some(Duration::from_secs(1));
+    fault
+}

@@ -1,0 +1,75 @@
+//! Paths that the gateway answers from what it knows: health and the list of models.
+
+use super::Reply;
+use crate::clock;
+use crate::error::Fault;
+use crate::fleet::Fleet;
+use crate::http1::RequestHead;
+use crate::parse::Dialect;
+use forebay_routing::view::{FleetView, WorkerState};
+use serde_json::{Value, json};
+
+/// What is done with a request, by method and path.
+#[derive(Debug)]
+pub(super) enum Route {
+    /// Answered here.
+    Local(Reply),
+    /// Routed by what it asks.
+    Inference(Dialect),
+    /// Any other path an engine may know (`/v1/embeddings`, `/tokenize`, …): sent unread to the healthy worker with the
+    /// least in flight, since a gateway that took such paths away would be no drop-in.
+    Through,
+}
+
+pub(super) fn route(head: &RequestHead, fleet: &Fleet) -> Route {
+    let reads = matches!(head.method(), "GET" | "HEAD");
+    let dialect = match head.path() {
+        "/v1/chat/completions" => Dialect::Chat,
+        "/v1/completions" => Dialect::Completions,
+        "/health" | "/healthz" | "/ping" if reads => return Route::Local(health(&fleet.view())),
+        "/v1/models" if reads => return Route::Local(models(&fleet.view())),
+        path if reads && path.starts_with("/v1/models/") => {
+            return Route::Local(model(&fleet.view(), &path["/v1/models/".len()..]));
+        }
+        _ => return Route::Through,
+    };
+    if head.method() == "POST" {
+        return Route::Inference(dialect);
+    }
+    let message = format!("{} {} is not served; use POST", head.method(), head.path());
+    Route::Local(Reply::fault(&Fault::client(405, "method_not_allowed", message)).allow("POST"))
+}
+
+/// 200 while any worker takes traffic: what a load balancer in front wants to know.
+fn health(view: &FleetView) -> Reply {
+    let ready = view.workers.iter().filter(|worker| worker.state == WorkerState::Ready).count();
+    if ready > 0 {
+        return Reply::json(200, json!({"status": "ok", "ready_workers": ready}).to_string());
+    }
+    Reply::fault(&Fault::gateway(503, "no_workers", "no engine is ready"))
+}
+
+fn entry(name: &str) -> Value {
+    json!({"id": name, "object": "model", "created": clock::unix_seconds() as u64, "owned_by": "forebay"})
+}
+
+fn models(view: &FleetView) -> Reply {
+    let data: Vec<Value> = view.models.iter().map(|model| entry(&model.name)).collect();
+    Reply::json(200, json!({"object": "list", "data": data}).to_string())
+}
+
+/// Model names contain slashes (`Qwen/Qwen3-8B`), so the rest of the path is the name, escaped or not.
+fn model(view: &FleetView, name: &str) -> Reply {
+    let plain = name.replace("%2F", "/").replace("%2f", "/");
+    match view.models.iter().find(|model| model.name == plain) {
+        Some(model) => Reply::json(200, entry(&model.name).to_string()),
+        None => Reply::fault(&unknown_model(&plain)),
+    }
+}
+
+/// 404 in OpenAI's shape.
+pub(crate) fn unknown_model(name: &str) -> Fault {
+    // A name is echoed so far that a person recognises it, and no further.
+    let shown: String = name.chars().take(200).collect();
+    Fault::client(404, "model_not_found", format!("the model `{shown}` does not exist")).with_param("model")
+}

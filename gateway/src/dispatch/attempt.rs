@@ -1,0 +1,158 @@
+//! One attempt: connection, request, response head, and the hold until commit.
+
+use super::connection::{Body, Connection};
+use super::{Exchange, Failure, Outbound};
+use crate::accept::{Client, Halt, Interrupt, stopping};
+use crate::error::Fault;
+use crate::fleet::Endpoint;
+use crate::http1::{ResponseHead, request, response};
+use crate::serve::Gateway;
+use crate::stream::{self, Progress};
+use forebay_routing::Decision;
+use pingora_core::upstreams::peer::HttpPeer;
+use tokio::time::{Duration, Instant};
+
+/// Informational responses (100, 103) skipped before the real one.
+const MAX_INFORMATIONAL: usize = 8;
+
+/// Sends the request to `decision.worker` and reads its answer up to the commit point. The outer error ends the request,
+/// the inner one the attempt.
+pub(super) async fn run(
+    gateway: &Gateway,
+    client: &mut Client,
+    outbound: &mut Outbound<'_>,
+    decision: Decision,
+    end: Instant,
+    retries: u32,
+) -> Result<Result<Exchange, Failure>, Halt> {
+    let Some(endpoint) = gateway.fleet.endpoint(decision.worker) else { return Ok(Err(Failure::Removed)) };
+    let reservation =
+        gateway.fleet.reserve(decision.worker, outbound.prompt_tokens, decision.uncached_tokens, outbound.completions);
+    let head = write_head(outbound, &endpoint);
+    let mut race = Race { client, end };
+    let mut pooled = gateway.connector.pool.take(&endpoint.address);
+    let sent = Instant::now();
+    let (connection, head) = loop {
+        let mut connection = match pooled.take() {
+            Some(connection) => connection,
+            None => match connect(gateway, &mut race, &endpoint).await? {
+                Ok(connection) => connection,
+                Err(failure) => return Ok(Err(failure)),
+            },
+        };
+        match exchange_heads(gateway, &mut race, &mut connection, &head, outbound).await? {
+            Ok(answer) => break (connection, answer),
+            // The engine closed this idle connection just when it was taken.
+            Err(Failure::Closed) if connection.reused => {}
+            Err(failure) => return Ok(Err(failure)),
+        }
+    };
+    let body = Body::new(head.framing);
+    let progress = Progress::new(outbound.reading, &head);
+    let mut exchange =
+        Exchange { connection, head, body, progress, end, sent, endpoint, decision, reservation, retries };
+    Ok(stream::hold(client, &mut exchange, &mut outbound.share, gateway.config.upstream.idle_timeout)
+        .await?
+        .map(|()| exchange))
+}
+
+fn write_head(outbound: &Outbound<'_>, endpoint: &Endpoint) -> Vec<u8> {
+    let head = &outbound.request.head;
+    let length: u64 = outbound.body.iter().map(|part| part.len() as u64).sum();
+    let expects_body = length > 0 || !matches!(head.method(), "GET" | "HEAD" | "OPTIONS" | "DELETE");
+    let mut out = Vec::new();
+    head.write_upstream(
+        &request::Upstream {
+            authority: &endpoint.authority,
+            length: expects_body.then_some(length),
+            request_id: &outbound.request.id,
+            rank: endpoint.rank,
+            plain_answer: outbound.reading != stream::Reading::Through,
+        },
+        &mut out,
+    );
+    out
+}
+
+/// Waits on an engine while watching the client, under one phase's deadline and the exchange's.
+struct Race<'a> {
+    client: &'a mut Client,
+    end: Instant,
+}
+
+impl Race<'_> {
+    /// `Ok(None)` when the phase's own deadline passed.
+    async fn run<T>(&mut self, limit: Duration, work: impl Future<Output = T>) -> Result<Option<T>, Halt> {
+        self.client.deadline.set(self.end.min(Instant::now() + limit));
+        match self.client.race(work).await {
+            Ok(done) => Ok(Some(done)),
+            Err(Interrupt::Gone) => Err(Halt::Gone),
+            Err(Interrupt::Stopped) => Err(stopping().into()),
+            Err(Interrupt::Late) if Instant::now() >= self.end => Err(overdue().into()),
+            Err(Interrupt::Late) => Ok(None),
+        }
+    }
+}
+
+/// The fault of an exchange that took longer than `upstream.total_timeout`.
+pub(crate) fn overdue() -> Fault {
+    Fault::worker(504, "upstream_timeout", "the request took longer than upstream.total_timeout allows")
+}
+
+async fn connect(
+    gateway: &Gateway,
+    race: &mut Race<'_>,
+    endpoint: &Endpoint,
+) -> Result<Result<Connection, Failure>, Halt> {
+    let peer = HttpPeer::new(endpoint.address, false, String::new());
+    let connecting = gateway.connector.transport.new_stream(&peer);
+    match race.run(gateway.config.upstream.connect_timeout, connecting).await? {
+        Some(Ok(io)) => Ok(Ok(Connection::new(io, endpoint.address))),
+        Some(Err(error)) => {
+            tracing::debug!(worker = %endpoint.url, %error, "connect failed");
+            Ok(Err(Failure::Unreachable))
+        }
+        None => Ok(Err(Failure::Unreachable)),
+    }
+}
+
+async fn exchange_heads(
+    gateway: &Gateway,
+    race: &mut Race<'_>,
+    connection: &mut Connection,
+    head: &[u8],
+    outbound: &Outbound<'_>,
+) -> Result<Result<ResponseHead, Failure>, Halt> {
+    let upstream = &gateway.config.upstream;
+    // An engine may answer (413, 401) and close before it has read the whole body: a failed write is not yet the end.
+    let Some(sent) = race.run(upstream.first_byte_timeout, connection.send(head, &outbound.body)).await? else {
+        return Ok(Err(Failure::Late));
+    };
+    let bodiless = outbound.request.head.method() == "HEAD";
+    let mut limit = upstream.first_byte_timeout;
+    let mut informational = 0;
+    loop {
+        match race.run(limit, connection.read(0)).await? {
+            None => return Ok(Err(Failure::Late)),
+            Some(Ok(n @ 1..)) => {
+                debug_assert!(n > 0);
+                limit = upstream.idle_timeout;
+            }
+            Some(_) if connection.input.is_empty() => return Ok(Err(Failure::Closed)),
+            Some(_) => return Ok(Err(Failure::Cut)),
+        }
+        loop {
+            match response::take(&mut connection.input, bodiless) {
+                Ok(None) => break,
+                Ok(Some(answer)) if answer.status == 101 => return Ok(Err(Failure::Garbage)),
+                Ok(Some(mut answer)) if answer.status >= 200 => {
+                    // What is left of the request would be read as the next one.
+                    answer.keep_alive &= sent.is_ok();
+                    return Ok(Ok(answer));
+                }
+                Ok(Some(_)) if informational < MAX_INFORMATIONAL => informational += 1,
+                Ok(Some(_)) | Err(_) => return Ok(Err(Failure::Garbage)),
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! observe: what a finished exchange teaches.
+
+use super::{Considered, Gateway, ms, note};
+use crate::accept::{Next, Request};
+use crate::dispatch::Exchange;
+use crate::fleet::Feedback;
+use crate::observe::{Outcome, Record};
+use crate::parse::Parsed;
+use crate::stream::{End, Usage};
+use forebay_routing::LocalLoad;
+use std::sync::atomic::Ordering;
+
+/// Expected output before any answer was seen.
+pub(super) const FIRST_OUTPUT_TOKENS: u32 = 256;
+/// Weight of the past in the moving mean, as a shift: 31/32.
+const MEMORY: u32 = 5;
+
+impl Gateway {
+    /// Expected output: what was lately usual, never more than was asked for.
+    pub(super) fn expected_output(&self, max_tokens: Option<u32>) -> u32 {
+        let usual = self.output_tokens.load(Ordering::Relaxed).max(1);
+        max_tokens.map_or(usual, |max| usual.min(max))
+    }
+
+    /// Two answers that end together may lose one of the two lessons; the mean does not mind.
+    fn learn_output(&self, tokens: u32) {
+        let usual = self.output_tokens.load(Ordering::Relaxed);
+        let next = i64::from(usual) + ((i64::from(tokens) - i64::from(usual)) >> MEMORY);
+        self.output_tokens.store(u32::try_from(next).unwrap_or(usual), Ordering::Relaxed);
+    }
+}
+
+/// Feeds rates, index and token parity from an answer that came through.
+pub(super) fn learn(gateway: &Gateway, parsed: &Parsed, considered: &Considered, exchange: &Exchange, end: &End) {
+    let served = end.outcome == Outcome::Ok && exchange.head.status < 300;
+    let (true, Some(usage)) = (served, exchange.progress.usage()) else { return };
+    gateway.learn_output(exchange.progress.output_tokens() / parsed.n.max(1));
+    confirm(gateway, considered, exchange, usage);
+}
+
+/// `cached_tokens` confirms or shortens the prefix that was credited to the worker.
+fn confirm(gateway: &Gateway, considered: &Considered, exchange: &Exchange, usage: Usage) {
+    let Some(cached_tokens) = usage.cached_tokens else { return };
+    let view = gateway.fleet.view();
+    let worker = exchange.decision.worker;
+    let Some(block_size) = view.worker(worker).and_then(|worker| worker.block_size) else { return };
+    let Some(chain) = considered.chain(block_size) else { return };
+    let predicted = exchange.decision.cached_tokens / block_size;
+    gateway.fleet.index().confirm(worker, &chain.hashes, predicted, cached_tokens / block_size);
+}
+
+/// Reports the exchange to the fleet, gives its connection back and fills the record.
+pub(super) fn finish(gateway: &Gateway, request: &Request, exchange: Exchange, end: End, record: &mut Record) -> Next {
+    let progress = &exchange.progress;
+    let usage = progress.usage();
+    record.status = exchange.head.status;
+    record.outcome = end.outcome;
+    record.worker = Some((exchange.decision.worker, exchange.endpoint.url.as_str().into()));
+    record.reason = Some(exchange.decision.reason);
+    record.retries = exchange.retries;
+    record.predicted_cached = exchange.decision.cached_tokens;
+    record.cached_tokens = usage.and_then(|usage| usage.cached_tokens);
+    record.prompt_tokens = usage.map_or(record.prompt_tokens, |usage| usage.prompt_tokens);
+    record.output_tokens = progress.output_tokens();
+    record.ttft_ms = progress.first_output.map(|at| ms(at.duration_since(request.arrived)));
+    record.itl_ms = progress.itl_ms();
+    if let Some(fault) = &end.fault {
+        let outcome = record.outcome;
+        note(record, fault);
+        record.status = exchange.head.status;
+        record.outcome = outcome;
+    }
+    report(gateway, &exchange, &end);
+    let Exchange { connection, head, body, .. } = exchange;
+    if body.is_done() && head.keep_alive && connection.input.is_empty() {
+        gateway.connector.put(connection);
+    }
+    end.next
+}
+
+fn report(gateway: &Gateway, exchange: &Exchange, end: &End) {
+    let feedback = match end.outcome {
+        Outcome::Cut if is_workers(end) => Feedback::Broken,
+        Outcome::Ok if exchange.head.status < 500 => {
+            let progress = &exchange.progress;
+            let usage = progress.usage();
+            Feedback::Served {
+                prompt_tokens: usage.map_or(0, |usage| usage.prompt_tokens),
+                cached_tokens: usage.and_then(|usage| usage.cached_tokens),
+                ttft_ms: progress.first_output.map_or(0.0, |at| ms(at.duration_since(exchange.sent))),
+                itl_ms: progress.itl_ms(),
+                load: LocalLoad::default(),
+            }
+        }
+        _ => return,
+    };
+    gateway.fleet.feedback(exchange.decision.worker, feedback);
+}
+
+fn is_workers(end: &End) -> bool {
+    end.fault.as_ref().is_some_and(|fault| fault.blame == crate::error::Blame::Worker)
+}

@@ -1,0 +1,94 @@
+//! Reading an answer up to its commit point.
+
+use super::{MAX_HELD_EVENTS, MAX_HELD_WHOLE, Reading, Usage};
+use crate::accept::{Client, Halt, Interrupt, Share, stopping};
+use crate::dispatch::{Body, Exchange, Failure, overdue};
+use crate::http1::Malformed;
+use tokio::time::{Duration, Instant};
+
+/// Reads until the answer is committed. The inner error is a failure after which another engine may be tried, the outer
+/// one ends the request.
+pub async fn hold(
+    client: &mut Client,
+    exchange: &mut Exchange,
+    share: &mut Share,
+    idle_timeout: Duration,
+) -> Result<Result<(), Failure>, Halt> {
+    let mut counted = 0;
+    loop {
+        let committed = match exchange.progress.reading {
+            Reading::Through => Ok(true),
+            Reading::Events { .. } => read_events(exchange),
+            Reading::Whole => read_whole(exchange, share, &mut counted),
+        };
+        match committed {
+            Ok(true) => return Ok(Ok(())),
+            Ok(false) => {}
+            Err(_) => return Ok(Err(Failure::Garbage)),
+        }
+        client.deadline.set(exchange.end.min(Instant::now() + idle_timeout));
+        match client.race(exchange.connection.read(exchange.body.expected())).await {
+            Ok(Ok(n)) if n > 0 => {}
+            Ok(_) if exchange.body.close() => {}
+            Ok(_) => return Ok(Err(Failure::Cut)),
+            Err(Interrupt::Gone) => return Err(Halt::Gone),
+            Err(Interrupt::Stopped) => return Err(stopping().into()),
+            Err(Interrupt::Late) if Instant::now() >= exchange.end => return Err(overdue().into()),
+            Err(Interrupt::Late) => return Ok(Err(Failure::Late)),
+        }
+    }
+}
+
+/// Holds frames until one carries output.
+fn read_events(exchange: &mut Exchange) -> Result<bool, Malformed> {
+    let progress = &mut exchange.progress;
+    let (events, held) = (&mut progress.events, &mut progress.held);
+    exchange.body.drain(&mut exchange.connection.input, |payload| events.feed(payload, held))?;
+    if events.outputs > 0 {
+        progress.stamp(Instant::now());
+        exchange.reservation.first_token();
+        exchange.reservation.generated(progress.events.outputs);
+    }
+    let events = &progress.events;
+    Ok(events.is_committed() || exchange.body.is_done() || progress.held.len() > MAX_HELD_EVENTS)
+}
+
+/// Holds a whole answer. One of known length stays where it was read; the gateway's limit of buffered bytes ends the
+/// holding early, not the request.
+fn read_whole(exchange: &mut Exchange, share: &mut Share, counted: &mut usize) -> Result<bool, Malformed> {
+    let here = match &exchange.body {
+        Body::Left(left) if *left > MAX_HELD_WHOLE as u64 => return Ok(true),
+        Body::Left(left) => {
+            if exchange.connection.input.len() as u64 >= *left {
+                let left = usize::try_from(*left).unwrap_or(usize::MAX);
+                exchange.progress.note_document(&exchange.connection.input[..left]);
+                exchange.reservation.first_token();
+                return Ok(true);
+            }
+            exchange.connection.input.len()
+        }
+        _ => {
+            let held = &mut exchange.progress.held;
+            exchange.body.drain(&mut exchange.connection.input, |payload| held.extend_from_slice(payload))?;
+            if exchange.body.is_done() {
+                let held = std::mem::take(&mut exchange.progress.held);
+                exchange.progress.note_document(&held);
+                exchange.progress.held = held;
+                exchange.reservation.first_token();
+                return Ok(true);
+            }
+            exchange.progress.held.len()
+        }
+    };
+    let more = here.saturating_sub(*counted);
+    *counted += more;
+    Ok(here > MAX_HELD_WHOLE || share.grow(more).is_err())
+}
+
+impl super::Progress {
+    /// Notes a complete JSON answer.
+    fn note_document(&mut self, document: &[u8]) {
+        self.stamp(Instant::now());
+        self.events.usage = Usage::find_last(document);
+    }
+}

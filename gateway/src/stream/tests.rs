@@ -1,0 +1,139 @@
+use super::{Events, Usage};
+use proptest::prelude::*;
+
+const ROLE: &str =
+    r#"data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"usage":null}"#;
+const TOKEN: &str = r#"data: {"choices":[{"index":0,"delta":{"content":"a \"usage\":{ b"},"finish_reason":null}]}"#;
+const LAST: &str = r#"data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+const USAGE: &str = r#"data: {"choices":[],"usage":{"prompt_tokens":33,"total_tokens":37,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":32}}}"#;
+
+fn stream(frames: &[&str]) -> String {
+    frames.iter().map(|frame| format!("{frame}\n\n")).collect()
+}
+
+fn feed(events: &mut Events, text: &str) -> String {
+    let mut out = Vec::new();
+    events.feed(text.as_bytes(), &mut out);
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn output_commits_and_what_comes_before_it_does_not() {
+    let mut events = Events::new(false);
+    for quiet in [": comment\n\n", &stream(&[ROLE]), "\n", "event: ping\ndata: {}\n\n"] {
+        assert_eq!(feed(&mut events, quiet), quiet);
+        assert!(!events.is_committed(), "{quiet}");
+    }
+    feed(&mut events, &stream(&[TOKEN]));
+    assert!(events.is_committed());
+    assert_eq!(events.outputs, 1);
+    assert!(events.usage.is_none(), "text of a model is not counts");
+}
+
+#[test]
+fn every_kind_of_output_commits() {
+    for output in [
+        r#"{"choices":[{"delta":{"content": "x"}}]}"#,
+        r#"{"choices":[{"delta":{"reasoning_content":"x"}}]}"#,
+        r#"{"choices":[{"delta":{"reasoning":"x"}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}"#,
+        r#"{"choices":[{"delta":{"refusal":"x"}}]}"#,
+        r#"{"choices":[{"text":"x"}]}"#,
+        r#"{"choices":[{"text":"","finish_reason":"length"}]}"#,
+        r#"{"error":{"message":"x"}}"#,
+        "[DONE]",
+    ] {
+        let mut events = Events::new(false);
+        feed(&mut events, &format!("data: {output}\n\n"));
+        assert!(events.is_committed(), "{output}");
+    }
+}
+
+#[test]
+fn exactly_the_usage_frame_is_taken_out() {
+    let mut events = Events::new(true);
+    let continuous =
+        r#"data: {"choices":[{"delta":{"content":"x"}}],"usage":{"prompt_tokens":33,"completion_tokens":1}}"#;
+    let sent = stream(&[ROLE, TOKEN, continuous, LAST, USAGE, "data: [DONE]"]);
+    assert_eq!(feed(&mut events, &sent), stream(&[ROLE, TOKEN, continuous, LAST, "data: [DONE]"]));
+    assert!(events.done && events.finished);
+    let expected = Usage { prompt_tokens: 33, cached_tokens: Some(32), completion_tokens: Some(4) };
+    assert_eq!(events.usage, Some(expected));
+    assert_eq!(feed(&mut Events::new(false), &sent), sent, "kept for who asked");
+}
+
+#[test]
+fn an_error_inside_a_stream_is_noted() {
+    let mut events = Events::new(false);
+    feed(&mut events, "data: {\"error\": {\"message\": \"out of memory\"}}\n\ndata: [DONE]\n\n");
+    assert!(events.failed && events.done);
+    let mut talk = Events::new(false);
+    feed(&mut talk, "data: {\"choices\":[{\"delta\":{\"content\":\"an \\\"error\\\":{ in text\"}}]}\n\n");
+    assert!(!talk.failed);
+}
+
+#[test]
+fn a_frame_is_held_until_it_is_whole_and_an_endless_one_is_passed_on() {
+    let mut events = Events::new(false);
+    assert_eq!(feed(&mut events, "data: {\"choi"), "");
+    assert_eq!(feed(&mut events, "ces\":[]}\n"), "");
+    assert_eq!(feed(&mut events, "\n"), "data: {\"choices\":[]}\n\n");
+    let long = format!("data: {}", "x".repeat(300 * 1024));
+    assert_eq!(feed(&mut events, &long), long);
+    assert!(!events.is_between_frames());
+    assert_eq!(feed(&mut events, "y\n\n"), "y\n\n");
+    assert!(events.is_between_frames());
+    assert_eq!(feed(&mut events, &stream(&[TOKEN])), stream(&[TOKEN]));
+    assert_eq!(events.outputs, 1);
+}
+
+#[test]
+fn counts_of_a_whole_answer() {
+    let answer = r#"{"choices":[{"message":{"content":"\"usage\":{\"prompt_tokens\":1}"}}],"usage" : 1, "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": null}}"#;
+    let expected = Usage { prompt_tokens: 7, cached_tokens: None, completion_tokens: Some(2) };
+    assert_eq!(Usage::find_last(answer.as_bytes()), Some(expected));
+    for none in ["", "{}", r#"{"usage":null}"#, r#"{"usage":{"prompt_tokens":"x"}}"#, r#"{"usage":{"prompt_tokens":7"#]
+    {
+        assert_eq!(Usage::find_last(none.as_bytes()), None, "{none}");
+    }
+}
+
+proptest! {
+    /// Whatever the engine's line ends and wherever the network cuts, the same bytes come out and the same is seen.
+    #[test]
+    fn frames_survive_every_split(cuts in prop::collection::vec(0usize..900, 0..12), crlf: bool, strip: bool) {
+        let text = stream(&[": hi", ROLE, TOKEN, TOKEN, LAST, USAGE, "data: [DONE]"]);
+        let text = if crlf { text.replace('\n', "\r\n") } else { text };
+        let kept = stream(&[": hi", ROLE, TOKEN, TOKEN, LAST, "data: [DONE]"]);
+        let kept = if crlf { kept.replace('\n', "\r\n") } else { kept };
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).chain([0, text.len()]).collect();
+        cuts.sort_unstable();
+        let (mut events, mut out) = (Events::new(strip), Vec::new());
+        for pair in cuts.windows(2) {
+            events.feed(&text.as_bytes()[pair[0]..pair[1]], &mut out);
+        }
+        prop_assert_eq!(String::from_utf8(out).unwrap(), if strip { kept } else { text });
+        prop_assert_eq!((events.outputs, events.finished, events.done, events.failed), (2, true, true, false));
+        prop_assert_eq!(events.usage.map(|usage| usage.prompt_tokens), Some(33));
+    }
+
+    #[test]
+    fn every_single_byte_split(strip: bool) {
+        let text = stream(&[ROLE, TOKEN, LAST, USAGE, "data: [DONE]"]);
+        let (mut events, mut out) = (Events::new(strip), Vec::new());
+        for byte in text.as_bytes() {
+            events.feed(std::slice::from_ref(byte), &mut out);
+        }
+        prop_assert_eq!(out.len(), text.len() - if strip { USAGE.len() + 2 } else { 0 });
+    }
+
+    #[test]
+    fn no_bytes_panic_and_none_are_lost(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..12)) {
+        let (mut events, mut out) = (Events::new(false), Vec::new());
+        for piece in &pieces {
+            events.feed(piece, &mut out);
+        }
+        events.end(&mut out);
+        prop_assert_eq!(out, pieces.concat());
+    }
+}
