@@ -96,6 +96,18 @@ await() {
 # na PEER TEST REASON
 na() { printf '%s\t%s\t%s\n' "$1" "$2" "$(tr '\t\n' '  ' <<<"$3" | cut -c1-240)" | tee -a "$out/na.tsv"; }
 
+# A port that somebody else holds would answer in our router's name.
+require_free_ports() {
+  local port peer ports=("${engine_ports[@]}" "${event_engine_ports[@]}")
+  for peer in "$@"; do [ "$peer" = direct ] || ports+=("$(port_of "$peer")" "$(admin_port_of "$peer")"); done
+  for port in "${ports[@]}"; do
+    if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+      echo "port $port is taken: stop what listens there (ss -ltnp)" >&2
+      return 1
+    fi
+  done
+}
+
 start_engines() {
   launch engine "$load_core" "$bin/forebay-engine" --thin --ports "$(IFS=,; echo "${engine_ports[*]}")" --model $model
   await engine "${engine_ports[0]}"

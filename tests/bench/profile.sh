@@ -63,6 +63,7 @@ profile() {
   head -15 "$out/$test.symbols" | awk -F '\t' '{gsub(/\|/, "/", $3); printf "| %s | %s | `%s` |\n", $1, $2, substr($3, 1, 110)}'
 }
 
+require_free_ports $peer
 trap stop_all EXIT
 trap 'exit 130' INT TERM
 start_engines

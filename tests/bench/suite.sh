@@ -86,6 +86,8 @@ run_one() {
   keep_metrics "$peer" "$test" "$rep" after
 }
 
+# shellcheck disable=SC2086  # one word per router
+require_free_ports $PEERS || exit 1
 trap stop_all EXIT
 trap 'exit 130' INT TERM
 describe_machine

@@ -1,13 +1,15 @@
 //! Whether the prefix index was fed and hit while `forebay_kv` was measured, from its metrics page.
 
-use std::collections::BTreeMap;
-
 /// Prompt tokens that requests brought.
-const PROMPT_TOKENS: &str = "forebay_prompt_tokens_total";
+const PROMPT_TOKENS: Series = ("forebay_tokens_total", "kind=\"prompt\"");
 /// Prompt tokens that the chosen worker was predicted to hold.
-const PREDICTED_TOKENS: &str = "forebay_predicted_cached_tokens_total";
+const PREDICTED_TOKENS: Series = ("forebay_hit_tokens_total", "kind=\"predicted\"");
 /// Blocks that the index holds.
-const INDEX_BLOCKS: &str = "forebay_index_blocks";
+const INDEX_BLOCKS: Series = ("forebay_index_blocks", "");
+
+/// A metric's name and a label that its lines must carry (`""`: any).
+type Series = (&'static str, &'static str);
+
 /// Tests with this ending send prompts whose beginnings were seen.
 const SEEN_SUFFIX: &str = "_seen";
 
@@ -32,13 +34,13 @@ impl IndexUse {
         Self { test: test.to_owned(), runs: 0, prompt_tokens: 0.0, predicted_tokens: 0.0, blocks: 0.0 }
     }
 
-    /// Adds a run, by the figures of the page before and after it.
-    pub fn add(&mut self, before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>) {
-        let grown = |name: &str| after.get(name).copied().unwrap_or(0.0) - before.get(name).copied().unwrap_or(0.0);
+    /// Adds a run, by the metrics page before and after it.
+    pub fn add(&mut self, before: &str, after: &str) {
+        let grown = |series| sum(after, series) - sum(before, series);
         self.runs += 1;
         self.prompt_tokens += grown(PROMPT_TOKENS);
         self.predicted_tokens += grown(PREDICTED_TOKENS);
-        self.blocks = after.get(INDEX_BLOCKS).copied().unwrap_or(0.0);
+        self.blocks = sum(after, INDEX_BLOCKS);
     }
 
     /// Why the runs do not count as runs of `kv`, if they do not.
@@ -55,34 +57,33 @@ impl IndexUse {
     }
 }
 
-/// The value of every metric of a Prometheus page, summed over its labels.
-pub fn figures(page: &str) -> BTreeMap<String, f64> {
-    let mut sums = BTreeMap::new();
-    for line in page.lines().filter(|line| !line.starts_with('#')) {
-        let name = line.split(['{', ' ']).next().unwrap_or_default();
-        let value = line.rsplit(' ').next().and_then(|text| text.parse::<f64>().ok());
-        if let (false, Some(value)) = (name.is_empty(), value) {
-            *sums.entry(name.to_owned()).or_insert(0.0) += value;
-        }
-    }
-    sums
+/// The sum of a series' lines on a Prometheus page; 0 where it has none.
+fn sum(page: &str, (name, label): Series) -> f64 {
+    let lines = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name) && line.contains(label));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn page(prompt: f64, predicted: f64, blocks: f64) -> BTreeMap<String, f64> {
-        figures(&format!(
-            "# HELP x y\n{PROMPT_TOKENS}{{model=\"a b\"}} {prompt}\n{PROMPT_TOKENS}{{model=\"c\"}} 1\n\
-             {PREDICTED_TOKENS} {predicted}\n{INDEX_BLOCKS} {blocks}\n"
-        ))
+    fn page(prompt: f64, predicted: f64, blocks: f64) -> String {
+        format!(
+            "# HELP forebay_tokens_total kind=\"prompt\" 7\n\
+             forebay_tokens_total{{kind=\"prompt\",model=\"a b\"}} {prompt}\n\
+             forebay_tokens_total{{kind=\"generated\",model=\"a b\"}} 1000\n\
+             forebay_hit_tokens_total{{kind=\"predicted\",model=\"a b\"}} {predicted}\n\
+             forebay_index_blocks {blocks}\nforebay_index_blocks_limit 99\n"
+        )
     }
 
     #[test]
-    fn figures_sum_over_labels() {
-        assert_eq!(page(41.0, 7.0, 2.5)[PROMPT_TOKENS], 42.0);
-        assert_eq!(figures("# only\n\nbroken line x\n"), BTreeMap::new());
+    fn series_are_summed_by_name_and_label() {
+        assert_eq!(sum(&page(41.0, 7.0, 2.5), PROMPT_TOKENS), 41.0);
+        let two =
+            "forebay_index_blocks{shard=\"0\"} 4\nforebay_index_blocks{shard=\"1\"} 5\nforebay_index_blocks broken";
+        assert_eq!(sum(two, INDEX_BLOCKS), 9.0);
+        assert_eq!(sum("", INDEX_BLOCKS), 0.0);
     }
 
     #[test]

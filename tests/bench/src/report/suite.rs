@@ -3,7 +3,7 @@
 //! `samples.jsonl`: one [`Sample`] a line. `na.tsv`: router, test or `*`, reason. `machine.tsv`: what and its value.
 //! `metrics/TEST.REP.{before,after}`: the metrics page of `forebay_kv` around one run.
 
-use super::index::{IndexUse, figures};
+use super::index::IndexUse;
 use crate::sample::Sample;
 use crate::stats::Repeated;
 use std::fs;
@@ -125,7 +125,7 @@ impl Suite {
                 if let (Some(before), Some(after)) =
                     (page(&test, sample.rep, "before"), page(&test, sample.rep, "after"))
                 {
-                    used.add(&figures(&before), &figures(&after));
+                    used.add(&before, &after);
                 }
             }
             if let Some(reason) = used.fault() {

@@ -77,7 +77,7 @@ fn figures_are_medians_over_repetitions_of_one_router_in_one_test() {
 #[test]
 fn kv_runs_that_never_hit_the_index_are_dropped() {
     let mut suite = suite_of(&[("p32k_seen", "forebay_kv", 1, 1.0), ("p32k_seen", "nginx", 1, 1.0)]);
-    suite.read_index(|_, _, _| Some("forebay_index_blocks 5\nforebay_prompt_tokens_total 9\n".to_owned()));
+    suite.read_index(|_, _, _| Some("forebay_index_blocks 5\n".to_owned()));
     assert_eq!(suite.figure("p32k_seen", "forebay_kv", |_| Some(1.0)), None);
     assert!(suite.figure("p32k_seen", "nginx", |_| Some(1.0)).is_some());
     assert!(suite.missing[0].reason.contains("never hit"));
