@@ -13,7 +13,8 @@ model=bench-model
 router_core=${ROUTER_CORE:-0}
 load_core=${LOAD_CORE:-1}
 bin=${BIN_DIR:-$root/target/dist}
-mkdir -p "$run"
+out=${out:-$run}
+mkdir -p "$run" "$out"
 
 # Engines without a model behind them; those of forebay-kv also publish KV events.
 engine_ports=(19001 19002 19003 19004)
@@ -72,7 +73,7 @@ stop_all() {
 pids() {
   local pid
   pid=$(cat "$run/$1.pid")
-  echo "$pid" $(cat /proc/"$pid"/task/*/children 2>/dev/null) | tr ' ' '+'
+  echo "$pid $(cat /proc/"$pid"/task/*/children 2>/dev/null | tr '\n' ' ')" | xargs | tr ' ' '+'
 }
 
 chat() {

@@ -18,7 +18,8 @@ TESTS=${TESTS:-small c1 c1s c1sq burst p32k_cold p32k_seen p400k_cold p400k_seen
 PEERS=${PEERS:-direct nginx haproxy sglang_rr sglang_ca vllm_rr vllm_ca dynamo_rr dynamo_kv dynamo_kv_fast forebay_rr forebay_kv}
 [ -z "$QUICK" ] || REPS=1
 
-shorten() { if [ -n "$QUICK" ]; then sed -E 's/--seconds [0-9.]+/--seconds 0.5/; s/--max-tokens 200/--max-tokens 40/; s/--warmup 1000/--warmup 200/'; else cat; fi; }
+quick='s/--seconds [0-9.]+/--seconds 0.5/; s/--max-tokens 200/--max-tokens 40/; s/--warmup 1000/--warmup 200/'
+shorten() { if [ -n "$QUICK" ]; then sed -E "$quick"; else cat; fi; }
 
 machine() { printf '%s\t%s\n' "$1" "$2" >>"$out/machine.tsv"; }
 describe_machine() {
@@ -33,7 +34,9 @@ describe_machine() {
   machine nginx "$(nginx -v 2>&1 | sed 's|.*/||')"
   machine haproxy "$(haproxy -v 2>/dev/null | sed -n '1s/.*version \([^ ]*\).*/\1/p')"
   local peer
-  for peer in sglang vllm dynamo; do machine "$peer" "$(cat "$peers/$peer.ok" 2>/dev/null || cat "$peers/$peer.why" 2>/dev/null || echo absent)"; done
+  for peer in sglang vllm dynamo; do
+    machine "$peer" "$(cat "$peers/$peer.ok" 2>/dev/null || cat "$peers/$peer.why" 2>/dev/null || echo absent)"
+  done
 }
 
 wanted() { [[ " $PEERS " == *" $1 "* ]]; }
@@ -44,7 +47,7 @@ start_dynamos() {
   local peer reason
   wanted dynamo_rr || wanted dynamo_kv || wanted dynamo_kv_fast || return 0
   [ -f "$peers/dynamo.why" ] || start_mocker "$1"
-  for peer in dynamo_rr dynamo_kv dynamo_kv_fast; do wanted $peer && start_peer $peer && started+=($peer); done
+  for peer in dynamo_rr dynamo_kv dynamo_kv_fast; do wanted $peer && start_peer $peer && started+=("$peer"); done
   for peer in mocker dynamo_rr dynamo_kv; do
     alive $peer && reason=$(nonlocal $peer) && [ -n "$reason" ] && echo "warning: $peer leaves the loopback: $reason"
   done
@@ -70,7 +73,10 @@ start_all() {
 }
 
 # The metrics page around a run tells the report whether the index was hit.
-keep_metrics() { [ "$1" != forebay_kv ] || curl -s -m 5 "http://127.0.0.1:$(admin_port_of forebay_kv)/metrics" >"$out/metrics/$2.$3.$4"; }
+keep_metrics() {
+  [ "$1" = forebay_kv ] || return 0
+  curl -s -m 5 "http://127.0.0.1:$(admin_port_of forebay_kv)/metrics" >"$out/metrics/$2.$3.$4"
+}
 
 # run_one TEST PEER REP
 run_one() {

@@ -71,7 +71,10 @@ impl Suite {
     pub fn load(dir: &Path) -> Result<Self, SuiteError> {
         let path = dir.join("samples.jsonl");
         let text = fs::read_to_string(&path).map_err(|error| SuiteError::Read { path, error })?;
-        let optional = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
+        // Error texts of strangers need not be UTF-8.
+        let optional = |name: &str| {
+            fs::read(dir.join(name)).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
+        };
         let mut suite = Self::of(&text, &optional("na.tsv"), &optional("machine.tsv"))?;
         let page = |test: &str, rep: u64, when: &str| {
             fs::read_to_string(dir.join("metrics").join(format!("{test}.{rep}.{when}"))).ok()
