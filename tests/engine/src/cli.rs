@@ -1,0 +1,170 @@
+//! Flags.
+
+use crate::config::EngineConfig;
+use crate::events::{EventConfig, HashForm, Wire};
+use crate::fault::Fault;
+use crate::model::{Curve, Limits};
+use crate::text::Codec;
+use clap::Parser;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A mock LLM engine: vLLM's HTTP API, metrics and KV events over a model of its scheduler, on a CPU.
+///
+/// Prints one line for each engine when it listens, and stops on SIGTERM or Ctrl-C.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "forebay-engine", version, max_term_width = 110)]
+pub struct Cli {
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port of the first engine; 0 takes a free one
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Engines in this process, on consecutive ports (any free ones with --port 0)
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub engines: u16,
+    /// Worker threads; 0: as many as cores
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub threads: usize,
+
+    /// Served model name
+    #[arg(long, default_value = "mock", value_name = "NAME")]
+    pub model: String,
+    /// Folder with tokenizer.json and tokenizer_config.json; without it four bytes are one token
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// LoRA adapter served beside the model; may be repeated
+    #[arg(long = "lora", value_name = "NAME")]
+    pub adapters: Vec<String>,
+
+    /// Tokens of one KV block
+    #[arg(long, default_value_t = 16, value_name = "TOKENS")]
+    pub block_size: usize,
+    /// KV blocks of each rank
+    #[arg(long, default_value_t = 16_384, value_name = "N")]
+    pub num_gpu_blocks: usize,
+    /// Tokens that one step may compute
+    #[arg(long, default_value_t = 8_192, value_name = "TOKENS")]
+    pub max_num_batched_tokens: usize,
+    /// Requests that may run at once
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    pub max_num_seqs: usize,
+    /// Longest prompt plus output; without it what the KV cache holds, at most 131,072
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<usize>,
+    /// Refuse with 503 what would make more requests wait or run
+    #[arg(long, value_name = "N")]
+    pub max_num_queued_reqs: Option<usize>,
+    /// Data-parallel ranks, chosen by the header X-data-parallel-rank
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub data_parallel_size: u32,
+    /// Divide every duration by this
+    #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
+    pub speedup: f64,
+    /// TOML file with other coefficients of the cost curves
+    #[arg(long, value_name = "FILE")]
+    pub curve: Option<PathBuf>,
+
+    /// Publish no KV events
+    #[arg(long)]
+    pub no_kv_events: bool,
+    /// ZMQ endpoint of KV events; bound if it has a `*`, else connected
+    #[arg(long, default_value = "tcp://*:*", value_name = "ENDPOINT")]
+    pub kv_events_endpoint: String,
+    /// ZMQ endpoint of their replay; empty: none
+    #[arg(long, default_value = "tcp://*:*", value_name = "ENDPOINT")]
+    pub kv_events_replay_endpoint: String,
+    /// First frame of KV event messages
+    #[arg(long, default_value = "kv-events", value_name = "TEXT")]
+    pub kv_events_topic: String,
+    /// Generation of the payload
+    #[arg(long, value_enum, default_value_t = Wire::Map)]
+    pub kv_events_wire: Wire,
+    /// Form of block hashes
+    #[arg(long, value_enum, default_value_t = HashForm::Int)]
+    pub kv_events_hash: HashForm,
+    /// Batches kept for replay
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    pub kv_events_buffer: usize,
+
+    /// Leave prompt_tokens_details out of usage
+    #[arg(long)]
+    pub no_prompt_tokens_details: bool,
+    /// Let /load count requests; without it the answer is always 0
+    #[arg(long)]
+    pub enable_server_load_tracking: bool,
+    /// A fault in force from the start, as JSON: {"kind":"stall","ms":500,"share":0.1}; may be repeated
+    #[arg(long = "fault", value_name = "JSON", value_parser = Fault::from_json)]
+    pub faults: Vec<Fault>,
+    /// Seed of what is drawn
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+}
+
+/// Longest context offered without `--max-model-len`.
+const DEFAULT_CONTEXT_TOKENS: usize = 131_072;
+
+impl Cli {
+    /// One configuration for each engine. Reads the files that flags name; errors say which and why.
+    pub fn resolve(&self) -> Result<Vec<EngineConfig>, String> {
+        if self.engines == 0 {
+            return Err("--engines must be at least 1".to_owned());
+        }
+        let base = self.first_engine()?;
+        (0..self.engines)
+            .map(|index| {
+                let port = match self.port {
+                    0 => 0,
+                    port => port.checked_add(index).ok_or("--port plus --engines exceeds 65535")?,
+                };
+                Ok(EngineConfig { port, index, seed: self.seed.wrapping_add(index.into()), ..base.clone() })
+            })
+            .collect()
+    }
+
+    fn first_engine(&self) -> Result<EngineConfig, String> {
+        let capacity = self.num_gpu_blocks.saturating_mul(self.block_size);
+        let limits = Limits {
+            block_tokens: self.block_size,
+            blocks: self.num_gpu_blocks,
+            max_batched_tokens: self.max_num_batched_tokens,
+            max_sequences: self.max_num_seqs,
+            max_model_tokens: self.max_model_len.unwrap_or(capacity.min(DEFAULT_CONTEXT_TOKENS)),
+        };
+        let events = EventConfig {
+            endpoint: self.kv_events_endpoint.clone(),
+            replay_endpoint: Some(self.kv_events_replay_endpoint.clone()).filter(|at| !at.is_empty()),
+            topic: self.kv_events_topic.clone(),
+            wire: self.kv_events_wire,
+            hash: self.kv_events_hash,
+            buffer_batches: self.kv_events_buffer,
+        };
+        let codec = match &self.tokenizer {
+            Some(folder) => Codec::load(folder).map_err(|e| e.to_string())?,
+            None => Codec::bytes(),
+        };
+        let root = self.tokenizer.as_ref().map_or(self.model.clone(), |folder| folder.display().to_string());
+        Ok(EngineConfig {
+            host: self.host.clone(),
+            model_root: root,
+            adapters: self.adapters.iter().map(|name| name.as_str().into()).collect(),
+            codec: Arc::new(codec),
+            limits,
+            curve: self.curve.as_deref().map_or(Ok(Curve::default()), read_curve)?,
+            speedup: self.speedup,
+            ranks: self.data_parallel_size,
+            events: (!self.no_kv_events).then_some(events),
+            max_queued_requests: self.max_num_queued_reqs,
+            prompt_tokens_details: !self.no_prompt_tokens_details,
+            load_tracking: self.enable_server_load_tracking,
+            faults: self.faults.clone(),
+            ..EngineConfig::new(&self.model)
+        })
+    }
+}
+
+fn read_curve(path: &Path) -> Result<Curve, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Curve::from_toml(&text).map_err(|e| format!("{}: {e}", path.display()))
+}
