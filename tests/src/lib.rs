@@ -1,1 +1,19 @@
-//! tests
+//! What the suites that cross packages share: real processes, a plain client, and the demo built on both.
+//!
+//! ```text
+//! process (spawn, watch, kill)  ◄── cluster (mock engines + gateway)  ◄── demo (workload, replay, report)
+//!                                    client (one request, one Outcome) ◄──┘        tests/e2e_*.rs
+//! ```
+//!
+//! Nothing here reaches into the gateway's insides: it starts the binaries that ship and speaks HTTP to them, so that what
+//! passes here is what a user gets.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod cluster;
+pub mod console;
+pub mod demo;
+pub mod feed;
+pub mod process;
+pub mod raw;
+pub mod scene;

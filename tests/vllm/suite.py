@@ -123,12 +123,18 @@ class Gateway:
         wanted = {url: feed.last() for url, feed in feeds.items()}
         deadline = time.monotonic() + CATCH_UP_TIMEOUT_S
         while True:
-            seen = {worker["url"]: worker["events"]["sequence"] for worker in self.workers()}
-            if all(sequence < 0 or (seen[url] is not None and seen[url] >= sequence) for url, sequence in wanted.items()):
+            seen = {feed["worker"]: feed["last_seq"] for feed in read_json(f"{self.admin}/status")["feeds"]}
+            if all(sequence < 0 or (seen.get(url) is not None and seen[url] >= sequence) for url, sequence in wanted.items()):
                 return
             if time.monotonic() > deadline:
                 raise SystemExit(f"the gateway has not caught up: published {wanted}, seen {seen}")
             time.sleep(0.005)
+
+    def count_tokens(self, body: dict) -> int:
+        """Prompt length by the gateway's own tokenizer and template."""
+        with urllib.request.urlopen(post(f"{self.admin}/explain", body), timeout=60) as answer:
+            explanation = json.load(answer)
+        return explanation["prompt_tokens"] if explanation["exact"] else -1
 
     def record(self, request_id: str) -> dict:
         """The access-log line of a request; it is written just after the answer's last byte."""
@@ -142,11 +148,15 @@ class Gateway:
         raise SystemExit(f"no access-log line for request {request_id}")
 
 
+def post(url: str, body: dict) -> urllib.request.Request:
+    # Escaped and plain JSON in turn: both are what clients send.
+    data = json.dumps(body, ensure_ascii=len(body["messages"]) % 2 == 0).encode()
+    return urllib.request.Request(url, data, {"content-type": "application/json"})
+
+
 def ask(url: str, body: dict) -> tuple[str, dict, str]:
     """Sends one chat request; returns request id, usage and the answer's text."""
-    data = json.dumps(body, ensure_ascii=random.Random(len(body["messages"])).random() < 0.5).encode()
-    request = urllib.request.Request(f"{url}/v1/chat/completions", data, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(post(f"{url}/v1/chat/completions", body), timeout=120) as answer:
         request_id, raw = answer.headers["x-request-id"], answer.read().decode()
     if not body.get("stream"):
         whole = json.loads(raw)
@@ -214,6 +224,7 @@ def run(gateway: Gateway, feeds: dict[str, Feed]) -> int:
         conversation = rng.choice(waiting)
         body = extend(conversation, rng)
         gateway.wait_caught_up(feeds)
+        length = gateway.count_tokens(body)
         request_id, usage, text = ask(gateway.url, body)
         hear(conversation, text, rng)
         record = gateway.record(request_id)

@@ -1,0 +1,64 @@
+//! What users run: the official OpenAI SDK and curl, against the real gateway and a mock engine.
+
+use forebay_tests::cluster::{EngineOptions, GatewayOptions, MODEL};
+use forebay_tests::process::{Failure, repository};
+use forebay_tests::scene::Scene;
+use std::process::Stdio;
+use tokio::process::Command;
+
+/// Interpreter that `make setup` equips. `None`, with the reason printed, where it is absent and not required.
+#[expect(clippy::disallowed_methods, reason = "FOREBAY_REQUIRE is a switch of the suites, not of the gateway")]
+fn python() -> Option<std::path::PathBuf> {
+    let path = repository().join(".cache/venv/bin/python");
+    if path.is_file() {
+        return Some(path);
+    }
+    assert!(
+        std::env::var("FOREBAY_REQUIRE").is_err(),
+        "{} is missing and FOREBAY_REQUIRE is set; run `make setup`",
+        path.display()
+    );
+    println!("skipped: {} is missing; run `make setup`", path.display());
+    None
+}
+
+#[tokio::test]
+async fn the_openai_sdk_works_unchanged() -> Result<(), Failure> {
+    let Some(python) = python() else { return Ok(()) };
+    let scene = Scene::start(2, EngineOptions::default(), GatewayOptions::default()).await?;
+    let output = Command::new(python)
+        .arg(repository().join("tests/e2e/sdk.py"))
+        .args([format!("http://{}", scene.gateway.address), MODEL.to_owned()])
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .map_err(|e| Failure(format!("python: {e}")))?;
+    let report = String::from_utf8_lossy(&output.stderr);
+    println!("{report}");
+    assert!(output.status.success(), "{report}\ngateway log:\n{}", scene.gateway.process.log_tail());
+    let ran = report.lines().find_map(|line| line.strip_prefix("Ran ")?.split(' ').next()?.parse::<u32>().ok());
+    assert!(ran.is_some_and(|cases| cases >= 15), "the suite must have run: {report}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn curl_streams() -> Result<(), Failure> {
+    let scene = Scene::plain().await?;
+    let body = format!(
+        r#"{{"model":"{MODEL}","stream":true,"max_tokens":5,"messages":[{{"role":"user","content":"hello"}}]}}"#
+    );
+    let output = Command::new("curl")
+        .args(["-sS", "-N", "-i", "--max-time", "60", "-H", "content-type: application/json", "-d", &body])
+        .arg(format!("http://{}/v1/chat/completions", scene.gateway.address))
+        .output()
+        .await
+        .map_err(|e| Failure(format!("curl: {e}")))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    assert!(text.to_ascii_lowercase().contains("content-type: text/event-stream"), "{text}");
+    assert!(text.contains("\"finish_reason\":\"length\""), "{text}");
+    assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
+    assert!(!text.contains("\"usage\":{"), "usage was not asked for: {text}");
+    Ok(())
+}
