@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
 CARGO := cargo
 LOCKED := --locked
 
-.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest ci bench-proxy test-vllm
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference ci bench-proxy test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -47,6 +47,10 @@ doctest:
 
 deny: ## Banned, unlicensed or foreign dependencies
 	$(CARGO) deny $(LOCKED) check --allow license-not-encountered bans licenses sources
+
+reference: ## Write the configuration reference into README.md
+	$(CARGO) build $(LOCKED) -p forebay --bin forebay
+	deploy/reference.sh target/debug/forebay
 
 # In CI nothing optional may be skipped: a test that lacks its tokenizer or Python fails.
 ci: export FOREBAY_REQUIRE = all
