@@ -17,9 +17,11 @@ pub mod event;
 pub mod facts;
 pub mod index;
 pub mod rates;
+pub mod score;
+mod select;
 pub mod view;
 
-pub use decision::{DecideInput, Decision, Policy, Refusal, decide};
+pub use decision::{Candidate, DecideInput, Decision, Policy, Refusal, decide, explain};
 pub use event::{Effect, FleetEvent, FleetState};
 pub use facts::RequestFacts;
 pub use forebay_common::id::WorkerId;

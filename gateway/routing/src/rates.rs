@@ -57,6 +57,10 @@ const CORRECTED_WEIGHT: f64 = 0.25;
 const DECODE_PRIOR: f64 = 4.0;
 /// Smallest step by which the decode rate follows what it sees.
 const DECODE_GAIN: f64 = 0.05;
+/// What a request is taken for before any was seen, in uncached tokens: a chat turn.
+const FIRST_TYPICAL_TOKENS: f64 = 512.0;
+/// Share of one request in the moving mean.
+const TYPICAL_GAIN: f64 = 0.05;
 /// Features are scaled to this many token² and tokens, so that the three coefficients are of one size.
 const SCALE: [f64; 3] = [1e7, 1e3, 1.0];
 
@@ -104,6 +108,17 @@ pub struct Fit {
     weight: f64,
     decode_ms: f64,
     decode_weight: f64,
+    typical: Typical,
+}
+
+/// Moving mean of uncached prompt tokens.
+#[derive(Clone, Debug)]
+struct Typical(f64);
+
+impl Default for Typical {
+    fn default() -> Self {
+        Self(FIRST_TYPICAL_TOKENS)
+    }
 }
 
 impl Fit {
@@ -112,6 +127,7 @@ impl Fit {
         if seen.cached_tokens.max(seen.uncached_tokens) > MAX_OBSERVED_TOKENS {
             return false;
         }
+        self.typical.0 += TYPICAL_GAIN * (f64::from(seen.uncached_tokens) - self.typical.0);
         let rates = self.rates(prior);
         let decode = seen.itl_ms.filter(believable).map(|ms| self.observe_decode(ms, &rates)).is_some();
         let prefill = seen.ttft_ms.filter(believable).is_some_and(|ms| self.observe_prefill(seen, ms, &rates));
@@ -124,6 +140,11 @@ impl Fit {
         let decode_ms = (self.decode_ms * self.decode_weight + prior.decode_ms * DECODE_PRIOR)
             / (self.decode_weight + DECODE_PRIOR);
         Rates { alpha, beta, gamma, decode_ms }
+    }
+
+    /// Uncached prompt tokens of a usual request.
+    pub fn typical_tokens(&self) -> u32 {
+        self.typical.0 as u32
     }
 
     /// How much the estimate rests on observations: 0 = prior alone, towards 1 with more of them.
@@ -212,20 +233,17 @@ fn believable(ms: &f64) -> bool {
 fn solve_free(mut matrix: [[f64; 3]; 3], mut right: [f64; 3], fixed: [bool; 3]) -> Option<[f64; 3]> {
     for at in 0..3 {
         if fixed[at] {
-            for other in 0..3 {
-                matrix[at][other] = 0.0;
-                matrix[other][at] = 0.0;
-            }
+            matrix[at] = [0.0; 3];
+            matrix.iter_mut().for_each(|row| row[at] = 0.0);
             matrix[at][at] = 1.0;
             right[at] = 0.0;
         }
     }
     for pivot in 0..3 {
         for row in pivot + 1..3 {
-            let factor = matrix[row][pivot] / matrix[pivot][pivot];
-            for column in pivot..3 {
-                matrix[row][column] -= factor * matrix[pivot][column];
-            }
+            let upper = matrix[pivot];
+            let factor = matrix[row][pivot] / upper[pivot];
+            matrix[row].iter_mut().zip(upper).for_each(|(value, above)| *value -= factor * above);
             right[row] -= factor * right[pivot];
         }
     }

@@ -91,6 +91,8 @@ pub struct WorkerView {
     pub engine: Option<EngineLoad>,
     /// Learned rates.
     pub rates: Rates,
+    /// Uncached prompt tokens of a usual request there: what requests of others that wait in its engine are taken for.
+    pub typical_tokens: u32,
 }
 
 /// Whether and why a worker takes traffic.

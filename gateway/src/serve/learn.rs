@@ -8,6 +8,7 @@ use crate::observe::{Outcome, Record};
 use crate::parse::Parsed;
 use crate::stream::{End, Usage};
 use forebay_routing::LocalLoad;
+use forebay_routing::index::CacheReport;
 use std::sync::atomic::Ordering;
 
 /// Expected output before any answer was seen.
@@ -45,8 +46,14 @@ fn confirm(gateway: &Gateway, considered: &Considered, exchange: &Exchange, usag
     let worker = exchange.decision.worker;
     let Some(block_size) = view.worker(worker).and_then(|worker| worker.block_size) else { return };
     let Some(chain) = considered.chain(block_size) else { return };
-    let predicted = exchange.decision.cached_tokens / block_size;
-    gateway.fleet.index().confirm(worker, &chain.hashes, predicted, cached_tokens / block_size);
+    let now_ms = gateway.clock.now_ms();
+    let report = CacheReport {
+        predicted_blocks: exchange.decision.cached_tokens / block_size,
+        cached_blocks: cached_tokens / block_size,
+        placed_at_ms: now_ms.saturating_sub(exchange.sent.elapsed().as_millis() as u64),
+        now_ms,
+    };
+    gateway.fleet.index().confirm(worker, &chain.hashes, report);
 }
 
 /// Reports the exchange to the fleet, gives its connection back and fills the record.

@@ -136,6 +136,7 @@ impl FleetState {
             cache: tenant.cache,
             engine: tenant.engine,
             rates: tenant.fit.rates(&class_rates),
+            typical_tokens: tenant.fit.typical_tokens(),
         }
     }
 

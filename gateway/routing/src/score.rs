@@ -1,0 +1,143 @@
+//! What a choice costs, in ms: one pure function for each term, and their sum.
+//!
+//! ```text
+//! queue     prefill of own requests that still wait for their first token
+//! + waiting   what the engine reports beyond that (requests of others)
+//! + prefill   this prompt, uncached tokens after cached ones
+//! + room      wait for free KV blocks when running requests hold nearly all
+//! ──────────  predicted time to first token
+//! + harm      own prefill × requests that it delays
+//! ──────────  cost
+//! ```
+//!
+//! Queue cost is what makes a hot prefix spread: once waiting for its holder takes longer than computing it elsewhere,
+//! the next request goes elsewhere, and from then on there are two holders.
+//!
+//! An engine that says nothing, or said it longer than [`MAX_LOAD_AGE_MS`] ago, is *unknown*, and neither idle nor busy:
+//! the terms that only engines can tell are then taken to be the least that any other candidate reports. So silence never
+//! makes a worker more attractive than the best that is known, and with no report at all nothing changes between workers.
+
+use crate::facts::RequestFacts;
+use crate::index::Hits;
+use crate::view::{EngineLoad, LocalLoad, Rates, WorkerView};
+
+/// Readings older than this are unknown: three scrapes at the usual one a second.
+pub const MAX_LOAD_AGE_MS: u64 = 3_000;
+/// How much a ms of delay for each running request counts against a ms of one's own prefill. Published fits of routing
+/// utilities weigh "uncached tokens × active requests" at 0.525 against 1.275 for the uncached tokens themselves.
+pub const HARM_WEIGHT: f64 = 0.4;
+
+/// Terms of one worker's cost, ms.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Terms {
+    /// Own requests ahead.
+    pub queue_ms: f64,
+    /// Requests ahead that only the engine knows.
+    pub waiting_ms: f64,
+    /// This prompt.
+    pub prefill_ms: f64,
+    /// Wait for free KV blocks.
+    pub room_ms: f64,
+    /// Delay of own requests there, weighted.
+    pub harm_ms: f64,
+    /// Delay of requests that only the engine knows, weighted.
+    pub waiting_harm_ms: f64,
+}
+
+impl Terms {
+    /// Predicted time to first token.
+    pub fn ttft_ms(&self) -> f64 {
+        self.queue_ms + self.waiting_ms + self.prefill_ms + self.room_ms
+    }
+
+    /// What this gateway knows without the engine.
+    pub fn own_ms(&self) -> f64 {
+        self.queue_ms + self.prefill_ms + self.harm_ms
+    }
+
+    /// What only the engine can tell.
+    pub fn engine_ms(&self) -> f64 {
+        self.waiting_ms + self.room_ms + self.waiting_harm_ms
+    }
+}
+
+/// One worker as scored for one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// Predicted cached tokens, after the last-token rule.
+    pub cached_tokens: u32,
+    /// Prompt tokens to compute.
+    pub uncached_tokens: u32,
+    /// What it costs.
+    pub terms: Terms,
+    /// Whether the engine's terms are known; they are zero otherwise.
+    pub engine_known: bool,
+}
+
+/// Scores `worker` for a request.
+pub fn score(facts: &RequestFacts<'_>, hits: &[Hits], worker: &WorkerView, local: &LocalLoad, now_ms: u64) -> Score {
+    let cached_tokens = cached_tokens(facts, hits, worker);
+    let uncached_tokens = facts.prompt_tokens.saturating_sub(cached_tokens);
+    let prefill_ms = worker.rates.prefill_ms(cached_tokens, uncached_tokens);
+    let queue_ms = worker.rates.queued_ms(local);
+    let mut terms = Terms { queue_ms, prefill_ms, harm_ms: harm_ms(prefill_ms, local.requests), ..Terms::default() };
+    let engine = fresh(worker.engine, now_ms);
+    if let Some(engine) = engine {
+        let there = engine.running.saturating_add(engine.waiting);
+        terms.waiting_ms = waiting_ms(&worker.rates, engine.waiting, worker.typical_tokens, queue_ms);
+        terms.waiting_harm_ms = harm_ms(prefill_ms, there.saturating_sub(local.requests));
+        terms.room_ms = room_ms(worker, &engine, local.prefill_tokens.saturating_add(uncached_tokens), facts);
+    }
+    Score { cached_tokens, uncached_tokens, terms, engine_known: engine.is_some() }
+}
+
+/// The engine's reading if it is young enough to mean anything.
+pub fn fresh(engine: Option<EngineLoad>, now_ms: u64) -> Option<EngineLoad> {
+    engine.filter(|load| now_ms.saturating_sub(load.at_ms) <= MAX_LOAD_AGE_MS)
+}
+
+/// Requests there: own ones, or all that the engine reports where that is more.
+pub fn requests(worker: &WorkerView, local: &LocalLoad, now_ms: u64) -> (u32, Option<u32>) {
+    let reported = fresh(worker.engine, now_ms).map(|load| load.running.saturating_add(load.waiting));
+    (local.requests, reported.map(|reported| reported.saturating_sub(local.requests)))
+}
+
+/// Tokens of the prompt that `worker` holds, as the engine would count them: whole blocks, and never the last token of the
+/// prompt, which is always computed.
+pub fn cached_tokens(facts: &RequestFacts<'_>, hits: &[Hits], worker: &WorkerView) -> u32 {
+    let Some(block_size) = worker.block_size.filter(|&size| size > 0 && facts.exact) else { return 0 };
+    let Some(at) = facts.chains.iter().position(|chain| chain.block_size == block_size) else { return 0 };
+    let blocks = hits.get(at).map_or(0, |hits| hits.of(worker.id));
+    blocks.min(facts.prompt_tokens.saturating_sub(1) / block_size) * block_size
+}
+
+/// Work that an engine reports waiting beyond `queue_ms`, which is known already. Its requests are taken to be usual ones.
+pub fn waiting_ms(rates: &Rates, waiting: u32, typical_tokens: u32, queue_ms: f64) -> f64 {
+    let typical = LocalLoad {
+        requests: waiting,
+        prefill_requests: waiting,
+        prefill_tokens: waiting.saturating_mul(typical_tokens),
+        prefill_squares: u64::from(waiting).saturating_mul(LocalLoad::squares(typical_tokens, typical_tokens)),
+        decode_tokens: 0,
+    };
+    (rates.queued_ms(&typical) - queue_ms).max(0.0)
+}
+
+/// Wait until `needed_tokens` more fit beside the running requests: these give back all they hold within about the time of
+/// one answer, so a lack of a share of it lasts that share of the time.
+fn room_ms(worker: &WorkerView, engine: &EngineLoad, needed_tokens: u32, facts: &RequestFacts<'_>) -> f64 {
+    let (Some(capacity), Some(block_size)) = (worker.capacity_blocks, worker.block_size) else { return 0.0 };
+    let capacity_tokens = f64::from(capacity) * f64::from(block_size);
+    let used = capacity_tokens * f64::from(engine.kv_usage);
+    let lacking = f64::from(needed_tokens) - (capacity_tokens - used);
+    if lacking <= 0.0 || used <= 0.0 {
+        return 0.0;
+    }
+    (lacking / used).min(1.0) * f64::from(facts.output_tokens) * worker.rates.decode_ms
+}
+
+/// Delay that this prefill causes to the `requests` that are there before it: those that decode are slowed while it is
+/// computed, and those that wait now will be decoding by then.
+pub fn harm_ms(prefill_ms: f64, requests: u32) -> f64 {
+    HARM_WEIGHT * prefill_ms * f64::from(requests)
+}
