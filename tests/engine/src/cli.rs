@@ -5,6 +5,7 @@ use crate::events::{EventConfig, HashForm, Wire};
 use crate::fault::Fault;
 use crate::model::{Curve, Limits};
 use crate::text::Codec;
+use crate::thin::{ThinConfig, Usage};
 use clap::Parser;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +25,9 @@ pub struct Cli {
     /// Engines in this process, on consecutive ports (any free ones with --port 0)
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub engines: u16,
+    /// Ports of the engines, one by one, instead of --port and --engines
+    #[arg(long, value_name = "P,P,…", value_delimiter = ',', conflicts_with_all = ["port", "engines"])]
+    pub ports: Vec<u16>,
     /// Worker threads; 0: as many as cores
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub threads: usize,
@@ -66,6 +70,9 @@ pub struct Cli {
     #[arg(long, value_name = "FILE")]
     pub curve: Option<PathBuf>,
 
+    /// Publish KV events: the default, but for --thin
+    #[arg(long, conflicts_with = "no_kv_events")]
+    pub kv_events: bool,
     /// Publish no KV events
     #[arg(long)]
     pub no_kv_events: bool,
@@ -100,6 +107,22 @@ pub struct Cli {
     /// Seed of what is drawn
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
+
+    /// Answer at once with no model behind it, all engines on one thread: for measuring proxies
+    #[arg(long)]
+    pub thin: bool,
+    /// Tokens of a thin answer whose request names no number
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub thin_tokens: u64,
+    /// Time to a thin engine's first token, µs
+    #[arg(long, default_value_t = 0, value_name = "US")]
+    pub thin_ttft_us: u64,
+    /// Time between a thin engine's tokens, µs
+    #[arg(long, default_value_t = 0, value_name = "US")]
+    pub thin_itl_us: u64,
+    /// What usage a thin engine reports; without it `omit` with a tokenizer and `bytes` otherwise
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub thin_usage: Option<Usage>,
 }
 
 /// Longest context offered without `--max-model-len`.
@@ -108,63 +131,144 @@ const DEFAULT_CONTEXT_TOKENS: usize = 131_072;
 impl Cli {
     /// One configuration for each engine. Reads the files that flags name; errors say which and why.
     pub fn resolve(&self) -> Result<Vec<EngineConfig>, String> {
+        let events = (!self.no_kv_events).then(|| self.events());
+        let base = EngineConfig {
+            host: self.host.clone(),
+            model_root: self.model_root(),
+            adapters: self.adapters.iter().map(|name| name.as_str().into()).collect(),
+            codec: self.codec()?,
+            limits: self.limits(),
+            curve: self.curve.as_deref().map_or(Ok(Curve::default()), read_curve)?,
+            speedup: self.speedup,
+            ranks: self.data_parallel_size,
+            events,
+            max_queued_requests: self.max_num_queued_reqs,
+            prompt_tokens_details: !self.no_prompt_tokens_details,
+            load_tracking: self.enable_server_load_tracking,
+            faults: self.faults.clone(),
+            ..EngineConfig::new(&self.model)
+        };
+        let one = |(index, port): (usize, u16)| {
+            let index = index as u16;
+            EngineConfig { port, index, seed: self.seed.wrapping_add(index.into()), ..base.clone() }
+        };
+        Ok(self.all_ports()?.into_iter().enumerate().map(one).collect())
+    }
+
+    /// The thin engines.
+    pub fn resolve_thin(&self) -> Result<ThinConfig, String> {
+        if !self.faults.is_empty() {
+            return Err("--fault does nothing with --thin, which has no faults".to_owned());
+        }
+        let usage = if self.tokenizer.is_some() { Usage::Omit } else { Usage::Bytes };
+        Ok(ThinConfig {
+            host: self.host.clone(),
+            ports: self.all_ports()?,
+            model: self.model.clone(),
+            model_root: self.model_root(),
+            codec: self.codec()?,
+            limits: self.limits(),
+            events: self.kv_events.then(|| self.events()),
+            tokens: self.thin_tokens,
+            ttft_us: self.thin_ttft_us,
+            itl_us: self.thin_itl_us,
+            usage: self.thin_usage.unwrap_or(usage),
+        })
+    }
+
+    fn all_ports(&self) -> Result<Vec<u16>, String> {
+        if !self.ports.is_empty() {
+            return Ok(self.ports.clone());
+        }
         if self.engines == 0 {
             return Err("--engines must be at least 1".to_owned());
         }
-        let base = self.first_engine()?;
-        (0..self.engines)
-            .map(|index| {
-                let port = match self.port {
-                    0 => 0,
-                    port => port.checked_add(index).ok_or("--port plus --engines exceeds 65535")?,
-                };
-                Ok(EngineConfig { port, index, seed: self.seed.wrapping_add(index.into()), ..base.clone() })
-            })
-            .collect()
+        let one = |index| match self.port {
+            0 => Ok(0),
+            port => port.checked_add(index).ok_or_else(|| "--port plus --engines exceeds 65535".to_owned()),
+        };
+        (0..self.engines).map(one).collect()
     }
 
-    fn first_engine(&self) -> Result<EngineConfig, String> {
+    fn limits(&self) -> Limits {
         let capacity = self.num_gpu_blocks.saturating_mul(self.block_size);
-        let limits = Limits {
+        Limits {
             block_tokens: self.block_size,
             blocks: self.num_gpu_blocks,
             max_batched_tokens: self.max_num_batched_tokens,
             max_sequences: self.max_num_seqs,
             max_model_tokens: self.max_model_len.unwrap_or(capacity.min(DEFAULT_CONTEXT_TOKENS)),
-        };
-        let events = EventConfig {
+        }
+    }
+
+    fn events(&self) -> EventConfig {
+        EventConfig {
             endpoint: self.kv_events_endpoint.clone(),
             replay_endpoint: Some(self.kv_events_replay_endpoint.clone()).filter(|at| !at.is_empty()),
             topic: self.kv_events_topic.clone(),
             wire: self.kv_events_wire,
             hash: self.kv_events_hash,
             buffer_batches: self.kv_events_buffer,
-        };
-        let codec = match &self.tokenizer {
-            Some(folder) => Codec::load(folder).map_err(|e| e.to_string())?,
-            None => Codec::bytes(),
-        };
-        let root = self.tokenizer.as_ref().map_or(self.model.clone(), |folder| folder.display().to_string());
-        Ok(EngineConfig {
-            host: self.host.clone(),
-            model_root: root,
-            adapters: self.adapters.iter().map(|name| name.as_str().into()).collect(),
-            codec: Arc::new(codec),
-            limits,
-            curve: self.curve.as_deref().map_or(Ok(Curve::default()), read_curve)?,
-            speedup: self.speedup,
-            ranks: self.data_parallel_size,
-            events: (!self.no_kv_events).then_some(events),
-            max_queued_requests: self.max_num_queued_reqs,
-            prompt_tokens_details: !self.no_prompt_tokens_details,
-            load_tracking: self.enable_server_load_tracking,
-            faults: self.faults.clone(),
-            ..EngineConfig::new(&self.model)
-        })
+        }
+    }
+
+    fn codec(&self) -> Result<Arc<Codec>, String> {
+        let codec = self.tokenizer.as_deref().map_or(Ok(Codec::bytes()), Codec::load);
+        codec.map(Arc::new).map_err(|e| e.to_string())
+    }
+
+    fn model_root(&self) -> String {
+        self.tokenizer.as_ref().map_or(self.model.clone(), |folder| folder.display().to_string())
     }
 }
 
 fn read_curve(path: &Path) -> Result<Curve, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     Curve::from_toml(&text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(flags: &str) -> Cli {
+        Cli::try_parse_from(std::iter::once("forebay-engine").chain(flags.split_whitespace())).unwrap()
+    }
+
+    #[test]
+    fn engines_take_consecutive_ports_or_the_listed_ones() {
+        let ports = |flags: &str| -> Vec<u16> { parse(flags).resolve().unwrap().iter().map(|c| c.port).collect() };
+        assert_eq!(ports("--port 9001 --engines 3"), [9001, 9002, 9003]);
+        assert_eq!(ports("--port 0 --engines 2"), [0, 0]);
+        assert_eq!(ports("--ports 9001,9007"), [9001, 9007]);
+        assert!(parse("--port 65535 --engines 2").resolve().is_err());
+        assert!(parse("--engines 0").resolve().is_err());
+        assert!(Cli::try_parse_from(["forebay-engine", "--ports", "1", "--port", "2"]).is_err());
+    }
+
+    #[test]
+    fn the_context_is_what_the_cache_holds() {
+        let context = |flags: &str| parse(flags).resolve().unwrap()[0].limits.max_model_tokens;
+        assert_eq!(context(""), 131_072);
+        assert_eq!(context("--num-gpu-blocks 100"), 1_600);
+        assert_eq!(context("--max-model-len 512"), 512);
+    }
+
+    #[test]
+    fn events_are_on_but_for_thin_engines() {
+        assert!(parse("").resolve().unwrap()[0].events.is_some());
+        assert!(parse("--no-kv-events").resolve().unwrap()[0].events.is_none());
+        assert!(parse("--thin").resolve_thin().unwrap().events.is_none());
+        assert!(parse("--thin --kv-events").resolve_thin().unwrap().events.is_some());
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_its_name() {
+        let refuse = |flags: &str| parse(flags).resolve().map(drop).unwrap_err();
+        assert!(refuse("--tokenizer /nonexistent").contains("/nonexistent/tokenizer.json"));
+        assert!(refuse("--curve /nonexistent.toml").contains("/nonexistent.toml"));
+        assert!(parse(r#"--thin --fault {"kind":"stall"}"#).resolve_thin().is_err());
+        let bad = Cli::try_parse_from(["forebay-engine", "--fault", r#"{"kind":"stall","status":500}"#]).unwrap_err();
+        assert!(bad.to_string().contains("means nothing"), "{bad}");
+    }
 }

@@ -108,14 +108,24 @@ impl EngineHandle {
         }
     }
 
-    /// Load of `rank` now.
+    /// Load of `rank` as a scrape sees it: what the step under way works on.
     pub fn load(&self, rank: usize) -> Load {
         self.current.read().ranks[rank].load()
+    }
+
+    /// What `rank` holds at this instant, a step under way or not. For tests that wait for blocks to be free.
+    pub fn model_load(&self, rank: usize) -> Load {
+        self.current.read().ranks[rank].model_load()
     }
 
     /// Inference calls accepted in this life.
     pub fn served(&self) -> u64 {
         self.current.read().served.load(Ordering::Relaxed)
+    }
+
+    /// Inference calls being answered.
+    pub fn in_flight(&self) -> usize {
+        self.current.read().in_flight.load(Ordering::Relaxed)
     }
 
     /// Requests aborted in this life, because their client left.
@@ -203,7 +213,9 @@ impl Supervision {
             close_events(&life).await;
             let Some(wish) = wish else { return };
             let (config, count) = (life.config.clone(), life.restarts + 1);
-            tokio::time::sleep(wish.down).await;
+            if self.stop.run_until_cancelled(tokio::time::sleep(wish.down)).await.is_none() {
+                return;
+            }
             (life, listener) = match self.revive(config, count).await {
                 Ok(next) => next,
                 Err(error) => {

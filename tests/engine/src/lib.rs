@@ -28,6 +28,7 @@ pub mod model;
 mod rank;
 mod serve;
 pub mod text;
+pub mod thin;
 
 pub use builder::EngineBuilder;
 pub use engine::{EngineHandle, start};

@@ -167,11 +167,16 @@ impl Rank {
         load.running + load.waiting
     }
 
+    /// What the model holds at this instant.
+    pub(crate) fn model_load(&self) -> Load {
+        self.core.lock().model.load()
+    }
+
     /// The load as a scrape sees it.
     pub(crate) fn load(&self) -> Load {
         let core = self.core.lock();
         let now = core.model.load();
-        // Requests that this step finishes count as running until it ends; waiting is always the present.
+        // Requests that this step finishes count as running until it ends; aborted ones do not.
         core.during.map_or(now, |during| Load { waiting: now.waiting, ..during })
     }
 
@@ -253,6 +258,8 @@ impl Rank {
         if core.watchers.remove(&id).is_some() {
             core.model.abort(id);
             core.metrics.aborted += 1;
+            // The step under way no longer works on it: from here on the present load is nearer the truth.
+            core.during = None;
         }
     }
 }

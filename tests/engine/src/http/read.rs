@@ -34,6 +34,11 @@ impl Request {
         self.target().split('?').next().unwrap_or_default()
     }
 
+    /// What follows `?`, or nothing.
+    pub(crate) fn query(&self) -> &str {
+        self.target().split_once('?').map_or("", |(_, query)| query)
+    }
+
     /// The first header called `name`, trimmed.
     pub(crate) fn header(&self, name: &str) -> Option<String> {
         let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];

@@ -8,6 +8,9 @@ mod parse;
 mod reply;
 mod stream;
 
+#[cfg(test)]
+mod tests;
+
 use crate::engine::Life;
 use crate::fault::{CutHow, Fault, FaultKind};
 use crate::http::{Connection, ReadEnd, Request, Response};
