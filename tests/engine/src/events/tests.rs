@@ -32,13 +32,16 @@ fn rebuild(decoded: &Value) -> Option<EventBatch> {
         let hashes: Vec<BlockHash> =
             event["block_hashes"].as_array().map_or(Vec::new(), |all| all.iter().map(hash_of).collect());
         match event["type"].as_str().unwrap() {
-            "BlockStored" => events.push(CacheEvent::Stored(StoredBlocks {
-                hashes,
-                parent: event["parent_block_hash"].is_object().then(|| hash_of(&event["parent_block_hash"])),
-                tokens: serde_json::from_value(event["token_ids"].clone()).unwrap(),
-                first_index: 0,
-                domain: Domain::default(),
-            })),
+            "BlockStored" => {
+                let salt = event["extra_keys"][0][0].as_str().map(Into::into);
+                events.push(CacheEvent::Stored(StoredBlocks {
+                    hashes,
+                    parent: event["parent_block_hash"].is_object().then(|| hash_of(&event["parent_block_hash"])),
+                    tokens: serde_json::from_value(event["token_ids"].clone()).unwrap(),
+                    first_index: 0,
+                    domain: Domain { salt, lora: None },
+                }));
+            }
             "BlockRemoved" => events.push(CacheEvent::Removed(hashes[0])),
             _ => events.push(CacheEvent::Cleared),
         }

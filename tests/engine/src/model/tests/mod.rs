@@ -73,6 +73,9 @@ fn hashes_equal_the_engines() {
             "0e511777fef56bf89905655aeeed8e662902ebfa6b08f4c53a69a32ed05d8f2e"
         ]
     );
+    let salted = Domain { salt: Some("s".into()), lora: None };
+    let salted = hash::chain(&salted, 1..33, 32)[0];
+    assert_eq!(salted.bytes()[..8], [0x67, 0x51, 0x83, 0xba, 0xd7, 0x1a, 0xc9, 0xe0], "cache_salt \"s\"");
     assert_eq!(hashes[0].low64(), 0x9ad1_4445_f650_848b_a95e_744b_6ac9_1bce_u128 as u64);
 }
 
