@@ -23,6 +23,7 @@ pub use address::{UrlError, WorkerUrl};
 use crate::clock::Clock;
 use crate::config::resolved::{DnsPool, Health, Worker};
 use crate::fleet::Fleet;
+use crate::signal::cache_events::Feeds;
 use crate::signal::http::Peer;
 use crate::tasks::TaskGroup;
 use parking_lot::Mutex;
@@ -85,6 +86,7 @@ pub struct Discovery {
 
 struct Shared {
     fleet: Fleet,
+    feeds: Feeds,
     health: Health,
     clock: Clock,
     introductions: Option<mpsc::Sender<Introduction>>,
@@ -97,6 +99,8 @@ struct Shared {
 pub struct Options {
     /// Where workers go.
     pub fleet: Fleet,
+    /// Where their KV events are listened to.
+    pub feeds: Feeds,
     /// Limits of health checks.
     pub health: Health,
     /// Time.
@@ -118,11 +122,12 @@ impl Discovery {
         );
         let dns_failures = IntCounterVec::new(opts, &["name"])?;
         registry.register(Box::new(dns_failures.clone()))?;
-        let Options { fleet, health, clock, introductions } = options;
+        let Options { fleet, feeds, health, clock, introductions } = options;
         let tasks = tasks.child();
         Ok(Self {
             shared: Arc::new(Shared {
                 fleet,
+                feeds,
                 health,
                 clock,
                 introductions,

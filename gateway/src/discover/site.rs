@@ -4,12 +4,16 @@ use super::probe::{self, Profile};
 use super::{Introduction, Shared, SiteStatus, WorkerUrl};
 use crate::config::resolved::Worker;
 use crate::fleet::{Endpoint, Facts, Handle};
+use crate::signal::cache_events::{Attach, FeedSpec, for_rank};
 use crate::signal::engine::{self, Reading};
 use crate::signal::http::Peer;
+use forebay_routing::WorkerId;
 use forebay_routing::event::{ServedName, WorkerKey};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Duration, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -26,8 +30,11 @@ const REFRESH_EVERY: Duration = Duration::from_secs(30);
 /// Data-parallel ranks of one engine.
 const MAX_RANKS: u16 = 256;
 
-/// Two readings of one process's start time agree to this, in seconds.
-const SAME_START_SECONDS: f64 = 1.0;
+/// How long an event endpoint may take to accept, when it is tried for what `/status` says of it.
+const EVENTS_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Two readings of one process's start time agree to this, in seconds: it is read once and printed alike each time.
+const SAME_START_SECONDS: f64 = 0.001;
 
 pub(super) struct Site {
     shared: Arc<Shared>,
@@ -37,7 +44,11 @@ pub(super) struct Site {
     /// Rung by the fleet when one of the workers is due its probe.
     probe: Arc<Notify>,
     handles: Vec<Arc<Handle>>,
+    /// What is listened to, by slot.
+    listening: BTreeMap<u32, (Attach, Option<Attach>, Option<u32>)>,
     process_start_seconds: Option<f64>,
+    /// Identities when the process start was last read: if they have moved since, that restart is known.
+    seen: Vec<WorkerId>,
 }
 
 impl Site {
@@ -49,7 +60,9 @@ impl Site {
             status,
             probe: Arc::default(),
             handles: Vec::new(),
+            listening: BTreeMap::new(),
             process_start_seconds: None,
+            seen: Vec::new(),
         }
     }
 
@@ -108,6 +121,7 @@ impl Site {
         let ranks = self.ranks(&profile);
         self.join(&profile.model, &ranks).await?;
         self.notice_restart(&profile.reading).await;
+        let mut facts = self.facts(&profile);
         for handle in self.handles.clone() {
             let endpoint = Endpoint {
                 url: self.address.base.clone(),
@@ -116,7 +130,10 @@ impl Site {
                 rank: handle.rank,
             };
             self.shared.fleet.locate(&handle, endpoint).await;
-            self.shared.fleet.learn(&handle, self.facts(&profile)).await;
+            if let Err(problem) = self.listen(&handle, &profile).await {
+                facts.degraded.push(problem);
+            }
+            self.shared.fleet.learn(&handle, facts.clone()).await;
         }
         self.report_loads(&profile.reading);
         self.tell_checked(&Ok(()), started_ms).await;
@@ -176,8 +193,44 @@ impl Site {
         Ok(())
     }
 
-    async fn part(&self, handle: &Arc<Handle>) {
+    async fn part(&mut self, handle: &Arc<Handle>) {
+        if self.listening.remove(&handle.slot).is_some() {
+            self.shared.feeds.remove(handle).await;
+        }
         self.shared.fleet.leave(handle).await;
+    }
+
+    /// Listens to the worker's KV events; the error says why its cache is guessed instead, or may stay unknown.
+    async fn listen(&mut self, handle: &Arc<Handle>, profile: &Profile) -> Result<(), String> {
+        let (events, replay) = self.event_endpoints(handle.rank, profile)?;
+        let capacity_blocks = profile.facts.capacity_blocks;
+        let wanted = (events.clone(), replay.clone(), capacity_blocks);
+        let reachable = can_connect(&events).await;
+        match self.listening.get(&handle.slot) {
+            Some(present) if *present == wanted => return reachable,
+            // Another endpoint is another publisher: nothing of the last one's numbers or blocks holds.
+            Some(_) => self.shared.fleet.restart(handle.id()).await,
+            None => {}
+        }
+        self.listening.insert(handle.slot, wanted);
+        self.shared.feeds.add(FeedSpec { handle: handle.clone(), events, replay, capacity_blocks }).await;
+        reachable
+    }
+
+    /// Where to listen: as configured, else as the engine says.
+    fn event_endpoints(&self, rank: Option<u16>, profile: &Profile) -> Result<(Attach, Option<Attach>), String> {
+        let told = profile.sources.get(&rank.unwrap_or(0)).or_else(|| match (rank, profile.sources.len()) {
+            (None, 1) => profile.sources.values().next(),
+            _ => None,
+        });
+        // A URL with @rank names that rank's own endpoint; a list of ranks names the first one's.
+        let offset = if self.address.rank.is_some() { 0 } else { rank.unwrap_or(0) };
+        let configured = |endpoint: &Option<String>| endpoint.as_ref().map(|endpoint| for_rank(endpoint, offset));
+        let events = configured(&self.worker.kv_events).or_else(|| told.map(|told| told.endpoint.clone()));
+        let replay = configured(&self.worker.kv_replay).or_else(|| told.and_then(|told| told.replay.clone()));
+        let parse = |endpoint: String| Attach::parse(&endpoint, &self.address.host).map_err(|error| error.to_string());
+        let events = events.ok_or("no KV events: start the engine with --kv-events-config, or set kv_events")?;
+        Ok((parse(events)?, replay.map(parse).transpose()?))
     }
 
     fn facts(&self, profile: &Profile) -> Facts {
@@ -187,12 +240,13 @@ impl Site {
 
     /// Checks and scrapes until the engine is down or another process.
     async fn watch(&mut self, peer: &Peer) {
-        let started = self.process_start_seconds;
+        let mut seen = std::mem::take(&mut self.seen);
         tokio::select! {
             () = self.check_until_down(peer) => {}
-            () = self.scrape_until_restart(peer, started) => {}
+            () = self.scrape_until_restart(peer, &mut seen) => {}
             () = self.refresh_names(peer) => {}
         }
+        self.seen = seen;
     }
 
     async fn check_until_down(&self, peer: &Peer) {
@@ -215,15 +269,16 @@ impl Site {
         }
     }
 
-    async fn scrape_until_restart(&self, peer: &Peer, started: Option<f64>) {
+    async fn scrape_until_restart(&self, peer: &Peer, seen: &mut Vec<WorkerId>) {
         let mut ticks = ticks(self.shared.health.metrics_interval);
         loop {
             ticks.tick().await;
             // A failed scrape leaves the last reading to age; health checks decide whether the engine is well.
             let Ok(reading) = engine::scrape(peer).await else { continue };
-            if is_another_process(started, reading.process_start_seconds) {
+            if is_another_process(self.process_start_seconds, reading.process_start_seconds) {
                 return;
             }
+            *seen = self.identities();
             self.report_loads(&reading);
         }
     }
@@ -250,10 +305,16 @@ impl Site {
     async fn notice_restart(&mut self, reading: &Reading) {
         let before = std::mem::replace(&mut self.process_start_seconds, reading.process_start_seconds);
         if is_another_process(before, reading.process_start_seconds) {
-            for handle in &self.handles {
-                self.shared.fleet.restart(handle.id()).await;
+            // By the identities of then: a feed that saw the same restart has moved them on already.
+            for worker in std::mem::take(&mut self.seen) {
+                self.shared.fleet.restart(worker).await;
             }
         }
+        self.seen = self.identities();
+    }
+
+    fn identities(&self) -> Vec<WorkerId> {
+        self.handles.iter().map(|handle| handle.id()).collect()
     }
 
     fn report_loads(&self, reading: &Reading) {
@@ -283,6 +344,17 @@ impl Site {
 
 fn is_another_process(before: Option<f64>, now: Option<f64>) -> bool {
     matches!((before, now), (Some(before), Some(now)) if (before - now).abs() > SAME_START_SECONDS)
+}
+
+/// Tries an endpoint that the engine should have bound. ZMQ itself would go on trying in silence.
+async fn can_connect(events: &Attach) -> Result<(), String> {
+    let Some(target) = events.tcp_target() else { return Ok(()) };
+    match timeout(EVENTS_CONNECT_TIMEOUT, TcpStream::connect(target)).await {
+        Ok(Ok(_)) => Ok(()),
+        _ => Err(format!(
+            "nobody listens at KV event endpoint tcp://{target}: if the engine connects there (its endpoint has no `*`), set kv_events = \"bind:tcp://{target}\""
+        )),
+    }
 }
 
 /// Ticks every `period`, the first after one period.

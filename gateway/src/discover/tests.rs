@@ -91,8 +91,9 @@ fn rig() -> Rig {
         clock,
     };
     let fleet = Fleet::start(options, &registry, &tasks).expect("first registration");
+    let feeds = Feeds::start(fleet.clone(), clock, &registry, &tasks).expect("starts");
     let (sender, introductions) = mpsc::channel(16);
-    let options = Options { fleet: fleet.clone(), health, clock, introductions: Some(sender) };
+    let options = Options { fleet: fleet.clone(), feeds, health, clock, introductions: Some(sender) };
     let discovery = Discovery::start(options, &registry, &tasks).expect("first registration");
     Rig { fleet, discovery, tasks, introductions }
 }

@@ -1,10 +1,11 @@
 //! `forebay_worker_*`: one series per worker, labelled by its URL, gone when the worker is gone.
 
 use super::{Handle, Shared};
+use forebay_routing::index::PrefixIndex;
 use forebay_routing::view::{EngineLoad, WorkerState};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use std::sync::Weak;
 
 const STATES: [WorkerState; 5] =
@@ -150,7 +151,7 @@ impl Metrics {
     }
 }
 
-/// Own reservations, read from the atomics when somebody scrapes.
+/// Own reservations and the index, read when somebody scrapes.
 pub(super) struct InFlight {
     shared: Weak<Shared>,
     /// Two scrapes at once would add up.
@@ -158,6 +159,9 @@ pub(super) struct InFlight {
     requests: IntGaugeVec,
     prefill_tokens: IntGaugeVec,
     decode_tokens: IntGaugeVec,
+    index_blocks: IntGauge,
+    index_holders: IntGauge,
+    index_evicted: IntGauge,
 }
 
 impl InFlight {
@@ -172,6 +176,12 @@ impl InFlight {
                 "Uncached prompt tokens whose first token is awaited",
             )?,
             decode_tokens: gauge("forebay_worker_decode_tokens", "Tokens of requests that are decoding")?,
+            index_blocks: IntGauge::new("forebay_index_blocks", "Distinct blocks in the prefix index")?,
+            index_holders: IntGauge::new("forebay_index_holders", "Pairs of block and worker in the prefix index")?,
+            index_evicted: IntGauge::new(
+                "forebay_index_evicted_blocks",
+                "Blocks thrown out of the full prefix index since the start",
+            )?,
         })
     }
 
@@ -189,9 +199,24 @@ impl InFlight {
     }
 }
 
+impl InFlight {
+    fn index(&self) -> [&IntGauge; 3] {
+        [&self.index_blocks, &self.index_holders, &self.index_evicted]
+    }
+
+    fn read_index(&self, index: &PrefixIndex) {
+        let stats = index.stats();
+        let values = [stats.entries as u64, stats.holders as u64, stats.evicted];
+        for (gauge, value) in self.index().into_iter().zip(values) {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+    }
+}
+
 impl Collector for InFlight {
     fn desc(&self) -> Vec<&Desc> {
-        self.gauges().into_iter().flat_map(Collector::desc).collect()
+        let index = self.index().into_iter().flat_map(Collector::desc);
+        self.gauges().into_iter().flat_map(Collector::desc).chain(index).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
@@ -204,7 +229,9 @@ impl Collector for InFlight {
             for handle in shared.handles.load().iter().flatten() {
                 self.read(handle);
             }
+            self.read_index(&shared.index);
         }
-        self.gauges().into_iter().flat_map(Collector::collect).collect()
+        let index = self.index().into_iter().flat_map(Collector::collect);
+        self.gauges().into_iter().flat_map(Collector::collect).chain(index).collect()
     }
 }

@@ -16,6 +16,7 @@
 //! the network. When the channel is full, feedback and load readings are dropped and counted; membership waits.
 
 mod ejection;
+mod handle;
 mod member;
 mod metrics;
 mod owner;
@@ -23,29 +24,34 @@ mod reservation;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use handle::Handle;
 pub use member::{Facts, WorkerStatus};
 pub use reservation::Reservation;
 
 use crate::clock::Clock;
 use crate::config::resolved::Health;
 use crate::tasks::TaskGroup;
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use forebay_routing::block::{self, Domain, DomainSpec, HashKey};
 use forebay_routing::event::{ServedName, WorkerKey};
 use forebay_routing::index::PrefixIndex;
 use forebay_routing::view::{CacheKnowledge, EngineLoad, ModelView};
 use forebay_routing::{FleetView, LocalLoad, WorkerId};
+use handle::find;
 use hashbrown::HashMap;
-use reservation::Counters;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Duration, sleep};
 
 /// Events that may wait for the owner. A busy gateway reports some thousand exchanges a second; this is a second's worth.
 const MAX_QUEUED_EVENTS: usize = 8_192;
 
-/// Distinct blocks that the index holds: 200 GPUs of 16,384 blocks, all different.
-const MAX_INDEX_BLOCKS: usize = 4 << 20;
+/// Memory of the index: about four million distinct blocks, which 250 GPUs of 16,384 blocks hold when none are shared.
+const MAX_INDEX_BYTES: usize = 512 << 20;
+
+/// Between two sweeps of what forgotten workers left in the index.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// Handle shared by every request; cheap to clone.
 #[derive(Clone)]
@@ -129,63 +135,6 @@ struct Shared {
     metrics: metrics::Metrics,
 }
 
-/// One worker as every thread sees it.
-pub(crate) struct Handle {
-    pub(crate) slot: u32,
-    /// Base URL, with `@rank` where the worker is one rank of several: log field and metric label.
-    pub(crate) label: Arc<str>,
-    pub(crate) url: Arc<str>,
-    pub(crate) rank: Option<u16>,
-    /// Model as the engine serves it, never an alias or adapter.
-    pub(crate) model: Arc<str>,
-    /// Generation of the slot when this worker took it; identifiers from before name somebody else.
-    first_generation: u32,
-    /// Moved on by the owner alone.
-    generation: AtomicU32,
-    counters: Arc<Counters>,
-    endpoint: ArcSwapOption<Endpoint>,
-    /// Rung when an ejected worker is due its one probe.
-    pub(crate) probe: Arc<Notify>,
-    /// When live traffic last went well, ms; 0 = never.
-    last_success_ms: AtomicU64,
-}
-
-impl Handle {
-    /// `before` is the worker of the same key that this one takes over from, with what is in flight there.
-    fn new(id: WorkerId, key: &WorkerKey, probe: Arc<Notify>, before: Option<&Self>) -> Self {
-        let url: Arc<str> = key.url.as_str().into();
-        let label = key.rank.map_or_else(|| url.clone(), |rank| format!("{url}@{rank}").into());
-        Self {
-            slot: id.slot,
-            label,
-            url,
-            rank: key.rank,
-            model: key.model.as_str().into(),
-            first_generation: before.map_or(id.generation, |before| before.first_generation),
-            generation: AtomicU32::new(id.generation),
-            counters: before.map_or_else(Arc::default, |before| before.counters.clone()),
-            endpoint: ArcSwapOption::empty(),
-            probe,
-            last_success_ms: AtomicU64::new(0),
-        }
-    }
-
-    pub(crate) fn id(&self) -> WorkerId {
-        WorkerId::new(self.slot, self.generation.load(Ordering::Acquire))
-    }
-
-    /// Whether live traffic went well since `ms`.
-    pub(crate) fn served_since(&self, ms: u64) -> bool {
-        let last = self.last_success_ms.load(Ordering::Relaxed);
-        last > 0 && last >= ms
-    }
-
-    /// Whether `id` is this worker, now or before its engine restarted.
-    fn answers_to(&self, id: WorkerId) -> bool {
-        (self.first_generation..=self.generation.load(Ordering::Acquire)).contains(&id.generation)
-    }
-}
-
 /// Everything that changes the fleet.
 enum Event {
     Join {
@@ -246,7 +195,7 @@ impl Fleet {
         let shared = Arc::new(Shared {
             view: ArcSwap::default(),
             handles: ArcSwap::default(),
-            index: PrefixIndex::new(MAX_INDEX_BLOCKS),
+            index: PrefixIndex::with_budget(MAX_INDEX_BYTES),
             key: options.key,
             tokenizer_digests: options.tokenizer_digests,
             events,
@@ -255,6 +204,13 @@ impl Fleet {
         });
         registry.register(Box::new(metrics::InFlight::new(Arc::downgrade(&shared))?))?;
         tasks.spawn("fleet owner", owner::Owner::new(shared.clone(), options.health).run(inbox));
+        let swept = shared.clone();
+        tasks.spawn("index sweep", async move {
+            loop {
+                sleep(SWEEP_EVERY).await;
+                swept.index.sweep(swept.clock.now_ms());
+            }
+        });
         Ok(Self { shared })
     }
 
@@ -419,9 +375,4 @@ impl Fleet {
     fn tell_blocking(&self, event: Event) {
         let _ = self.shared.events.blocking_send(event);
     }
-}
-
-/// The worker that `id` names, unless its slot changed hands.
-fn find(handles: &[Option<Arc<Handle>>], id: WorkerId) -> Option<&Arc<Handle>> {
-    handles.get(id.slot as usize)?.as_ref().filter(|handle| handle.answers_to(id))
 }

@@ -129,6 +129,8 @@ impl Owner {
             Effect::Known(id) => match self.state.apply(FleetEvent::Restarted { worker: id }) {
                 Effect::Restarted { old, new } => {
                     self.shared.index.forget(old);
+                    let cache = CacheKnowledge::Approximate;
+                    self.state.apply(FleetEvent::KnowledgeChanged { worker: new, cache });
                     new
                 }
                 _ => id,

@@ -3,6 +3,7 @@
 //! [`engine`] asks over HTTP (health, load), [`cache_events`] listens over ZMQ (what each cache holds). Neither is ever
 //! on a request's path: they only report to the fleet.
 
+pub mod cache_events;
 pub mod engine;
 pub mod exposition;
 pub mod http;

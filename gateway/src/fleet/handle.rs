@@ -1,0 +1,72 @@
+//! One worker as every thread sees it: what is fixed, and the few atomics that are not.
+
+use super::Endpoint;
+use super::reservation::Counters;
+use arc_swap::ArcSwapOption;
+use forebay_routing::WorkerId;
+use forebay_routing::event::WorkerKey;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use tokio::sync::Notify;
+
+/// One worker as every thread sees it.
+pub(crate) struct Handle {
+    pub(crate) slot: u32,
+    /// Base URL, with `@rank` where the worker is one rank of several: log field and metric label.
+    pub(crate) label: Arc<str>,
+    pub(crate) url: Arc<str>,
+    pub(crate) rank: Option<u16>,
+    /// Model as the engine serves it, never an alias or adapter.
+    pub(crate) model: Arc<str>,
+    /// Generation of the slot when this worker took it; identifiers from before name somebody else.
+    first_generation: u32,
+    /// Moved on by the owner alone.
+    pub(super) generation: AtomicU32,
+    pub(super) counters: Arc<Counters>,
+    pub(super) endpoint: ArcSwapOption<Endpoint>,
+    /// Rung when an ejected worker is due its one probe.
+    pub(crate) probe: Arc<Notify>,
+    /// When live traffic last went well, ms; 0 = never.
+    pub(super) last_success_ms: AtomicU64,
+}
+
+impl Handle {
+    /// `before` is the worker of the same key that this one takes over from, with what is in flight there.
+    pub(super) fn new(id: WorkerId, key: &WorkerKey, probe: Arc<Notify>, before: Option<&Self>) -> Self {
+        let url: Arc<str> = key.url.as_str().into();
+        let label = key.rank.map_or_else(|| url.clone(), |rank| format!("{url}@{rank}").into());
+        Self {
+            slot: id.slot,
+            label,
+            url,
+            rank: key.rank,
+            model: key.model.as_str().into(),
+            first_generation: before.map_or(id.generation, |before| before.first_generation),
+            generation: AtomicU32::new(id.generation),
+            counters: before.map_or_else(Arc::default, |before| before.counters.clone()),
+            endpoint: ArcSwapOption::empty(),
+            probe,
+            last_success_ms: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn id(&self) -> WorkerId {
+        WorkerId::new(self.slot, self.generation.load(Ordering::Acquire))
+    }
+
+    /// Whether live traffic went well since `ms`.
+    pub(crate) fn served_since(&self, ms: u64) -> bool {
+        let last = self.last_success_ms.load(Ordering::Relaxed);
+        last > 0 && last >= ms
+    }
+
+    /// Whether `id` is this worker, now or before its engine restarted.
+    pub(super) fn answers_to(&self, id: WorkerId) -> bool {
+        (self.first_generation..=self.generation.load(Ordering::Acquire)).contains(&id.generation)
+    }
+}
+
+/// The worker that `id` names, unless its slot changed hands.
+pub(super) fn find(handles: &[Option<Arc<Handle>>], id: WorkerId) -> Option<&Arc<Handle>> {
+    handles.get(id.slot as usize)?.as_ref().filter(|handle| handle.answers_to(id))
+}

@@ -1,0 +1,293 @@
+//! One worker's sockets, sequence and book.
+
+use super::batch::Scratch;
+use super::book::Book;
+use super::report::{FeedReport, FeedState};
+use super::sequence::Sequence;
+use super::{Attach, FeedSpec};
+use crate::clock::Clock;
+use crate::fleet::Fleet;
+use forebay_routing::view::CacheKnowledge;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Pause before a replay that follows one in vain; doubles.
+const FIRST_PAUSE_MS: u64 = 200;
+
+/// A replay that is silent for so long has broken off. vLLM answers between two waits of 100 ms.
+const REPLAY_SILENCE_MS: u64 = 5_000;
+
+/// After the first replay, ask once more: batches published while the connection was being made were sent to nobody.
+const CONFIRM_AFTER_MS: u64 = 1_000;
+
+/// Messages taken from one socket before others get their turn.
+const MESSAGES_PER_TURN: usize = 64;
+
+/// Frames of one message that are looked at; [topic, seq, payload] and a delimiter.
+const MAX_FRAMES: usize = 8;
+
+/// Messages that libzmq holds for us: ten seconds of a busy engine. Beyond, the engine drops and a gap shows.
+const EVENTS_HIGH_WATER: i32 = 1_000;
+
+/// A whole replay: vLLM keeps 10,000 batches and its ROUTER drops what a slow reader leaves.
+const REPLAY_HIGH_WATER: i32 = 10_000;
+
+/// Bytes of one message: a million-token prompt is 5 MB.
+const MAX_MESSAGE_BYTES: i64 = 32 << 20;
+
+/// What ends a replay.
+const END_OF_REPLAY: u64 = u64::MAX;
+
+struct Replay {
+    socket: zmq::Socket,
+    heard_ms: u64,
+}
+
+pub(super) struct Feed {
+    pub(super) slot: u32,
+    replay_from: Option<Attach>,
+    context: zmq::Context,
+    pub(super) events: zmq::Socket,
+    replay: Option<Replay>,
+    book: Book,
+    sequence: Sequence,
+    /// A replay that waits for its time or for its turn.
+    asked: Option<(u64, u64)>,
+    confirm_at_ms: Option<u64>,
+    pause_ms: u64,
+    /// Whether the fleet was told that this worker's cache is known by events.
+    is_known: bool,
+    fleet: Fleet,
+    report: Arc<Mutex<FeedReport>>,
+}
+
+/// Why a feed cannot listen.
+pub(super) type OpenError = zmq::Error;
+
+impl Feed {
+    pub(super) fn open(
+        spec: &FeedSpec,
+        context: &zmq::Context,
+        fleet: Fleet,
+        clock: Clock,
+        report: Arc<Mutex<FeedReport>>,
+    ) -> Result<Self, OpenError> {
+        let events = context.socket(zmq::SUB)?;
+        configure(&events, EVENTS_HIGH_WATER)?;
+        events.set_subscribe(b"")?;
+        attach(&events, &spec.events)?;
+        let book = Book::new(fleet.clone(), clock, spec, report.clone());
+        Ok(Self {
+            slot: spec.handle.slot,
+            replay_from: spec.replay.clone(),
+            context: context.clone(),
+            events,
+            replay: None,
+            book,
+            sequence: Sequence::new(spec.replay.is_some()),
+            asked: None,
+            confirm_at_ms: None,
+            pause_ms: FIRST_PAUSE_MS,
+            is_known: false,
+            fleet,
+            report,
+        })
+    }
+
+    /// Begins: learns what an engine that is warm already holds.
+    pub(super) fn start(&mut self, scratch: &mut Scratch, now_ms: u64) {
+        self.replay = None;
+        self.confirm_at_ms = self.replay_from.as_ref().map(|_| now_ms + CONFIRM_AFTER_MS);
+        let mut book = self.book.open(scratch, false);
+        self.sequence.start(&mut book);
+        self.asked = book.asked.map(|from| (from, now_ms));
+        self.show_state();
+    }
+
+    pub(super) fn replay_socket(&self) -> Option<&zmq::Socket> {
+        self.replay.as_ref().map(|replay| &replay.socket)
+    }
+
+    /// Takes what was published.
+    pub(super) fn take_events(&mut self, scratch: &mut Scratch, now_ms: u64) {
+        for _ in 0..MESSAGES_PER_TURN {
+            match receive(&self.events) {
+                Received::Nothing => break,
+                Received::Broken => self.count_error("frames"),
+                Received::Batch(seq, payload) => {
+                    let mut book = self.book.open(scratch, true);
+                    self.sequence.live(seq, &payload, &mut book);
+                    let asked = book.asked;
+                    self.note_asked(asked, now_ms);
+                }
+            }
+        }
+        self.show_state();
+    }
+
+    /// Takes what the engine replays.
+    pub(super) fn take_replay(&mut self, scratch: &mut Scratch, now_ms: u64) {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(replay) = &mut self.replay else { break };
+            match receive(&replay.socket) {
+                Received::Nothing => break,
+                Received::Broken => self.count_error("frames"),
+                Received::Batch(END_OF_REPLAY, _) => {
+                    self.end_replay(true, scratch, now_ms);
+                    break;
+                }
+                Received::Batch(seq, payload) => {
+                    replay.heard_ms = now_ms;
+                    let mut book = self.book.open(scratch, false);
+                    self.sequence.replayed(seq, &payload, &mut book);
+                }
+            }
+        }
+        self.show_state();
+    }
+
+    /// Whether [`Feed::tick`] has something to wait for.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.asked.is_some() || self.replay.is_some() || self.confirm_at_ms.is_some()
+    }
+
+    /// Time passed. `may_replay`: whether another replay may run now.
+    pub(super) fn tick(&mut self, scratch: &mut Scratch, may_replay: bool, now_ms: u64) {
+        if self.book.is_outdated() {
+            self.book.begin_anew();
+            self.start(scratch, now_ms);
+        }
+        if self.replay.as_ref().is_some_and(|replay| now_ms.saturating_sub(replay.heard_ms) > REPLAY_SILENCE_MS) {
+            self.end_replay(false, scratch, now_ms);
+        }
+        if self.confirm_at_ms.is_some_and(|at_ms| at_ms <= now_ms) && !self.sequence.is_replaying() {
+            self.confirm_at_ms = None;
+            let mut book = self.book.open(scratch, false);
+            self.sequence.confirm(&mut book);
+            let asked = book.asked;
+            self.note_asked(asked, now_ms);
+        }
+        if let Some((from, at_ms)) = self.asked
+            && may_replay
+            && at_ms <= now_ms
+        {
+            self.asked = None;
+            self.begin_replay(from, scratch, now_ms);
+        }
+    }
+
+    fn note_asked(&mut self, asked: Option<u64>, at_ms: u64) {
+        if let Some(from) = asked {
+            self.replay = None;
+            self.asked = Some((from, at_ms));
+        }
+    }
+
+    fn begin_replay(&mut self, from: u64, scratch: &mut Scratch, now_ms: u64) {
+        self.report.lock().replays += 1;
+        match self.ask_engine(from) {
+            Ok(Some(socket)) => self.replay = Some(Replay { socket, heard_ms: now_ms }),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(worker = %self.report.lock().worker, %error, "replay could not be asked for");
+                self.count_error("replay_socket");
+                self.end_replay(false, scratch, now_ms);
+            }
+        }
+        self.show_state();
+    }
+
+    fn ask_engine(&self, from: u64) -> Result<Option<zmq::Socket>, zmq::Error> {
+        let Some(endpoint) = &self.replay_from else { return Ok(None) };
+        // DEALER: a REQ socket takes one reply, and there are many.
+        let socket = self.context.socket(zmq::DEALER)?;
+        configure(&socket, REPLAY_HIGH_WATER)?;
+        attach(&socket, endpoint)?;
+        socket.send_multipart([&b""[..], &from.to_be_bytes()], zmq::DONTWAIT)?;
+        Ok(Some(socket))
+    }
+
+    fn end_replay(&mut self, complete: bool, scratch: &mut Scratch, now_ms: u64) {
+        self.replay = None;
+        let mut book = self.book.open(scratch, false);
+        let in_vain = self.sequence.replay_ended(complete, &mut book);
+        let asked = book.asked;
+        if complete {
+            self.know();
+        }
+        let pause_ms = if in_vain { self.pause_ms } else { 0 };
+        self.pause_ms = if in_vain { self.pause_ms * 2 } else { FIRST_PAUSE_MS };
+        if asked.is_none() {
+            self.pause_ms = FIRST_PAUSE_MS;
+        }
+        self.note_asked(asked, now_ms + pause_ms);
+    }
+
+    /// From now on the worker's cache is known by its events.
+    fn know(&mut self) {
+        if !self.is_known {
+            self.is_known = true;
+            self.fleet.report_cache(self.book.worker(), CacheKnowledge::Events);
+        }
+    }
+
+    fn show_state(&mut self) {
+        let state = if self.sequence.is_replaying() {
+            FeedState::Replaying
+        } else if self.sequence.last().is_some() || self.is_known {
+            self.know();
+            FeedState::Live
+        } else {
+            FeedState::Connecting
+        };
+        self.report.lock().state = state;
+    }
+
+    fn count_error(&self, kind: &'static str) {
+        *self.report.lock().errors.entry(kind).or_default() += 1;
+    }
+}
+
+enum Received {
+    Nothing,
+    /// Not a sequence and a payload.
+    Broken,
+    Batch(u64, zmq::Message),
+}
+
+/// One message: whatever comes first, its last two frames are sequence and payload.
+fn receive(socket: &zmq::Socket) -> Received {
+    let Ok(mut last) = socket.recv_msg(zmq::DONTWAIT) else { return Received::Nothing };
+    let mut before = None;
+    let mut frames = 1;
+    while socket.get_rcvmore().unwrap_or(false) {
+        // Frames of one message arrive together: this does not wait.
+        let Ok(next) = socket.recv_msg(zmq::DONTWAIT) else { return Received::Broken };
+        before = Some(std::mem::replace(&mut last, next));
+        frames += 1;
+    }
+    let sequence = before.and_then(|frame| <[u8; 8]>::try_from(&*frame).ok()).map(u64::from_be_bytes);
+    match sequence {
+        Some(seq) if frames <= MAX_FRAMES => Received::Batch(seq, last),
+        _ => Received::Broken,
+    }
+}
+
+fn configure(socket: &zmq::Socket, high_water: i32) -> Result<(), zmq::Error> {
+    socket.set_linger(0)?;
+    socket.set_rcvhwm(high_water)?;
+    socket.set_maxmsgsize(MAX_MESSAGE_BYTES)?;
+    socket.set_ipv6(true)?;
+    socket.set_reconnect_ivl(100)?;
+    socket.set_reconnect_ivl_max(5_000)?;
+    socket.set_heartbeat_ivl(5_000)?;
+    socket.set_heartbeat_timeout(15_000)?;
+    socket.set_tcp_keepalive(1)
+}
+
+fn attach(socket: &zmq::Socket, attach: &Attach) -> Result<(), zmq::Error> {
+    match attach {
+        Attach::Connect(endpoint) => socket.connect(endpoint),
+        Attach::Bind(endpoint) => socket.bind(endpoint),
+    }
+}

@@ -1,0 +1,207 @@
+//! Where each feed stands: for `/status` and for metrics, which are read out of the same reports when somebody scrapes.
+
+use crate::clock::Clock;
+use parking_lot::Mutex;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounterVec, IntGaugeVec, Opts};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How far a feed has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FeedState {
+    /// Nothing was heard yet.
+    #[default]
+    Connecting,
+    /// Learns what it missed.
+    Replaying,
+    /// In order and up to date.
+    Live,
+    /// Cannot listen at all; [`FeedReport::problem`] says why.
+    Failed,
+}
+
+impl FeedState {
+    /// For labels and `/status`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Replaying => "replaying",
+            Self::Live => "live",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One feed in words and numbers; counts are since it was added.
+#[derive(Clone, Debug, Default)]
+pub struct FeedReport {
+    /// URL, with `@rank` where there are several.
+    pub worker: Arc<str>,
+    /// ZMQ endpoint.
+    pub endpoint: String,
+    /// How far it has come.
+    pub state: FeedState,
+    /// Why it cannot listen.
+    pub problem: Option<String>,
+    /// Last batch applied.
+    pub last_seq: Option<u64>,
+    /// When the last batch came, ms on the gateway's clock.
+    pub last_event_ms: Option<u64>,
+    /// From publication to receipt of the last live batch, by the two machines' clocks.
+    pub lag_ms: Option<u64>,
+    /// Blocks believed to be in the cache.
+    pub blocks: u64,
+    /// Batches applied.
+    pub batches: u64,
+    /// Blocks stored.
+    pub stored: u64,
+    /// Blocks removed.
+    pub removed: u64,
+    /// Times that the engine dropped its whole cache.
+    pub cleared: u64,
+    /// Batches that were ahead of their turn.
+    pub gaps: u64,
+    /// Replays asked for.
+    pub replays: u64,
+    /// Gaps that could not be filled.
+    pub cold_starts: u64,
+    /// Restarts proven by this feed.
+    pub restarts: u64,
+    /// Batches seen before.
+    pub duplicates: u64,
+    /// Messages and events that could not be read, by kind.
+    pub errors: BTreeMap<&'static str, u64>,
+    /// Blocks that were not indexed although their event was well-formed, by reason.
+    pub ignored: BTreeMap<&'static str, u64>,
+}
+
+/// Reports of all feeds, by slot.
+#[derive(Clone, Default)]
+pub(super) struct Reports(Arc<Mutex<BTreeMap<u32, Arc<Mutex<FeedReport>>>>>);
+
+impl Reports {
+    pub(super) fn open(&self, slot: u32, report: FeedReport) -> Arc<Mutex<FeedReport>> {
+        let report = Arc::new(Mutex::new(report));
+        self.0.lock().insert(slot, report.clone());
+        report
+    }
+
+    pub(super) fn close(&self, slot: u32) {
+        self.0.lock().remove(&slot);
+    }
+
+    pub(super) fn all(&self) -> Vec<FeedReport> {
+        self.0.lock().values().map(|report| report.lock().clone()).collect()
+    }
+}
+
+/// Where a counter's value stands in a report.
+type ReadCount = fn(&FeedReport) -> u64;
+
+/// Where a gauge's value stands in a report, given the present time in ms; `None` while it is unknown.
+type ReadLevel = fn(&FeedReport, u64) -> Option<u64>;
+
+/// `forebay_feed_*`.
+pub(super) struct Metrics {
+    reports: Reports,
+    clock: Clock,
+    /// Two scrapes at once would add up.
+    one_at_a_time: Mutex<()>,
+    counters: Vec<(IntCounterVec, ReadCount)>,
+    gauges: Vec<(IntGaugeVec, ReadLevel)>,
+    errors: IntCounterVec,
+    ignored: IntCounterVec,
+    state: IntGaugeVec,
+}
+
+impl Metrics {
+    pub(super) fn new(reports: Reports, clock: Clock) -> Result<Self, prometheus::Error> {
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            IntCounterVec::new(Opts::new(format!("forebay_feed_{name}_total"), help), labels)
+        };
+        let gauge = |name: &str, help: &str, labels: &[&str]| {
+            IntGaugeVec::new(Opts::new(format!("forebay_feed_{name}"), help), labels)
+        };
+        let one = &["worker"];
+        Ok(Self {
+            reports,
+            clock,
+            one_at_a_time: Mutex::new(()),
+            counters: vec![
+                (counter("batches", "Batches applied", one)?, |report| report.batches),
+                (counter("stored_blocks", "Blocks stored", one)?, |report| report.stored),
+                (counter("removed_blocks", "Blocks removed", one)?, |report| report.removed),
+                (counter("clears", "Times that the engine dropped its whole cache", one)?, |report| report.cleared),
+                (counter("gaps", "Batches that were ahead of their turn", one)?, |report| report.gaps),
+                (counter("replays", "Replays asked for", one)?, |report| report.replays),
+                (counter("cold_starts", "Gaps that could not be filled", one)?, |report| report.cold_starts),
+                (counter("restarts", "Engine restarts proven by the feed", one)?, |report| report.restarts),
+                (counter("duplicates", "Batches seen before", one)?, |report| report.duplicates),
+            ],
+            gauges: vec![
+                (gauge("blocks", "Blocks believed to be in the cache", one)?, |report, _| Some(report.blocks)),
+                (gauge("lag_ms", "From publication to receipt of the last live batch", one)?, |report, _| {
+                    report.lag_ms
+                }),
+                (gauge("silent_ms", "Since the last batch came", one)?, |report, now_ms| {
+                    report.last_event_ms.map(|at_ms| now_ms.saturating_sub(at_ms))
+                }),
+            ],
+            errors: counter("errors", "Messages and events that could not be read", &["worker", "kind"])?,
+            ignored: counter(
+                "ignored_blocks",
+                "Blocks of well-formed events that are not indexed",
+                &["worker", "reason"],
+            )?,
+            state: gauge("state", "1 for the state a feed is in", &["worker", "state"])?,
+        })
+    }
+
+    fn fill(&self, report: &FeedReport, now_ms: u64) {
+        let worker = &*report.worker;
+        for (counter, read) in &self.counters {
+            counter.with_label_values(&[worker]).inc_by(read(report));
+        }
+        for (gauge, read) in &self.gauges {
+            if let Some(value) = read(report, now_ms) {
+                gauge.with_label_values(&[worker]).set(i64::try_from(value).unwrap_or(i64::MAX));
+            }
+        }
+        for (kind, count) in &report.errors {
+            self.errors.with_label_values(&[worker, kind]).inc_by(*count);
+        }
+        for (reason, count) in &report.ignored {
+            self.ignored.with_label_values(&[worker, reason]).inc_by(*count);
+        }
+        self.state.with_label_values(&[worker, report.state.name()]).set(1);
+    }
+
+    fn collectors(&self) -> impl Iterator<Item = &dyn Collector> {
+        let counters = self.counters.iter().map(|(counter, _)| counter as &dyn Collector);
+        let gauges = self.gauges.iter().map(|(gauge, _)| gauge as &dyn Collector);
+        let rest: [&dyn Collector; 3] = [&self.errors, &self.ignored, &self.state];
+        counters.chain(gauges).chain(rest)
+    }
+}
+
+impl Collector for Metrics {
+    fn desc(&self) -> Vec<&Desc> {
+        self.collectors().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let _turn = self.one_at_a_time.lock();
+        self.counters.iter().for_each(|(counter, _)| counter.reset());
+        self.gauges.iter().for_each(|(gauge, _)| gauge.reset());
+        self.errors.reset();
+        self.ignored.reset();
+        self.state.reset();
+        let now_ms = self.clock.now_ms();
+        for report in self.reports.all() {
+            self.fill(&report, now_ms);
+        }
+        self.collectors().flat_map(Collector::collect).collect()
+    }
+}

@@ -1,0 +1,531 @@
+//! Feeds against a real ZMQ publisher: what the index believes is what the publisher holds.
+
+use super::*;
+use crate::config::resolved::Health;
+use crate::fleet::{self, Endpoint};
+use forebay_routing::WorkerId;
+use forebay_routing::block;
+use forebay_routing::event::WorkerKey;
+use forebay_routing::index::Hits;
+use forebay_routing::view::CacheKnowledge;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::time::sleep;
+
+const BLOCK: usize = 4;
+
+/// Batches that can be replayed.
+type Kept = VecDeque<(u64, Vec<u8>)>;
+
+/// Plays the publishing side of an engine: PUB, and a ROUTER that replays what it keeps.
+struct Publisher {
+    events: zmq::Socket,
+    address: String,
+    replay_address: Option<String>,
+    kept: Arc<parking_lot::Mutex<Kept>>,
+    /// How many batches it keeps.
+    keeps: usize,
+    next: u64,
+    stop: Arc<AtomicBool>,
+    replayer: Option<std::thread::JoinHandle<()>>,
+}
+
+/// Whether replies carry a topic frame, as releases since 0.2x do, or not.
+#[derive(Clone, Copy, PartialEq)]
+enum Replay {
+    None,
+    WithTopic,
+    WithoutTopic,
+}
+
+impl Publisher {
+    fn start(address: &str, replay: Replay) -> Self {
+        let context = zmq::Context::new();
+        let events = context.socket(zmq::PUB).expect("socket");
+        events.set_linger(0).expect("option");
+        events.bind(address).expect("bind");
+        let address = events.get_last_endpoint().expect("bound").expect("text");
+        let (kept, stop) = (Arc::new(parking_lot::Mutex::new(Kept::new())), Arc::new(AtomicBool::new(false)));
+        let mut publisher =
+            Self { events, address, replay_address: None, kept, keeps: 10_000, next: 0, stop, replayer: None };
+        if replay != Replay::None {
+            publisher.serve_replay(&context, replay);
+        }
+        publisher
+    }
+
+    fn serve_replay(&mut self, context: &zmq::Context, replay: Replay) {
+        let router = context.socket(zmq::ROUTER).expect("socket");
+        router.set_linger(0).expect("option");
+        router.set_rcvtimeo(20).expect("option");
+        router.bind("tcp://127.0.0.1:*").expect("bind");
+        self.replay_address = Some(router.get_last_endpoint().expect("bound").expect("text"));
+        let (kept, stop) = (self.kept.clone(), self.stop.clone());
+        self.replayer = Some(std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let Ok(frames) = router.recv_multipart(0) else { continue };
+                let [client, delimiter, from] = &frames[..] else { panic!("{} frames", frames.len()) };
+                assert!(delimiter.is_empty());
+                let from = u64::from_be_bytes(from.as_slice().try_into().expect("eight bytes"));
+                let send = |seq: u64, payload: &[u8]| {
+                    let seq = seq.to_be_bytes();
+                    let mut reply: Vec<&[u8]> = vec![client, b"", b"topic", &seq, payload];
+                    if replay == Replay::WithoutTopic {
+                        reply.remove(2);
+                    }
+                    router.send_multipart(reply, 0).expect("sent");
+                };
+                for (seq, payload) in kept.lock().iter().filter(|(seq, _)| *seq >= from) {
+                    send(*seq, payload);
+                }
+                send(u64::MAX, b"");
+            }
+        }));
+    }
+
+    /// Keeps the batch for replays and publishes it; `lose` leaves out the publishing.
+    fn send(&mut self, payload: Vec<u8>, lose: bool) {
+        let seq = self.next;
+        self.next += 1;
+        let mut kept = self.kept.lock();
+        kept.push_back((seq, payload.clone()));
+        if kept.len() > self.keeps {
+            kept.pop_front();
+        }
+        drop(kept);
+        if !lose {
+            self.publish(seq, &payload);
+        }
+    }
+
+    fn publish(&self, seq: u64, payload: &[u8]) {
+        self.events.send_multipart([b"kv-events", &seq.to_be_bytes()[..], payload], 0).expect("sent");
+    }
+
+    /// Another process takes over the same endpoint: numbers begin at 0.
+    fn restart(&mut self) {
+        self.next = 0;
+        self.kept.lock().clear();
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(replayer) = self.replayer.take() {
+            replayer.join().expect("replayer");
+        }
+    }
+}
+
+/// A prompt of `blocks` blocks, distinct by `seed`.
+fn prompt(seed: u32, blocks: usize) -> Vec<u32> {
+    (0..(blocks * BLOCK) as u32).map(|at| seed * 1_000 + at).collect()
+}
+
+/// The hash under which the publisher knows block `at` of a prompt.
+fn name(seed: u32, at: usize) -> u64 {
+    u64::from(seed) << 32 | at as u64
+}
+
+fn event(fields: &[(&str, serde_json::Value)]) -> serde_json::Value {
+    fields.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect::<serde_json::Map<_, _>>().into()
+}
+
+/// Blocks `from..to` of prompt `seed` were stored.
+fn stored(seed: u32, from: usize, to: usize) -> serde_json::Value {
+    let tokens = &prompt(seed, to)[from * BLOCK..];
+    event(&[
+        ("type", "BlockStored".into()),
+        ("block_hashes", (from..to).map(|at| name(seed, at)).collect::<Vec<_>>().into()),
+        ("parent_block_hash", if from == 0 { serde_json::Value::Null } else { name(seed, from - 1).into() }),
+        ("token_ids", tokens.to_vec().into()),
+        ("block_size", BLOCK.into()),
+        ("medium", "GPU".into()),
+    ])
+}
+
+fn removed(seed: u32, at: usize) -> serde_json::Value {
+    event(&[("type", "BlockRemoved".into()), ("block_hashes", vec![name(seed, at)].into()), ("medium", "GPU".into())])
+}
+
+fn cleared() -> serde_json::Value {
+    event(&[("type", "AllBlocksCleared".into())])
+}
+
+fn batch(events: &[serde_json::Value]) -> Vec<u8> {
+    rmp_serde::to_vec(&(crate::clock::unix_seconds(), events, 0)).expect("encodes")
+}
+
+struct Rig {
+    fleet: Fleet,
+    feeds: Feeds,
+    clock: Clock,
+    registry: prometheus::Registry,
+    _tasks: TaskGroup,
+}
+
+impl Rig {
+    fn start() -> Self {
+        let (registry, tasks, clock) = (prometheus::Registry::new(), TaskGroup::new(), Clock::start());
+        let health = Health {
+            interval: Duration::from_secs(60),
+            timeout: Duration::from_secs(5),
+            failures: 3,
+            eject_after: 3,
+            eject_for: Duration::from_secs(10),
+            metrics_interval: Duration::from_secs(60),
+        };
+        let options = fleet::Options {
+            health,
+            key: block::HashKey::derive(&[3; 32]),
+            tokenizer_digests: hashbrown::HashMap::new(),
+            clock,
+        };
+        let fleet = Fleet::start(options, &registry, &tasks).expect("first registration");
+        let feeds = Feeds::start(fleet.clone(), clock, &registry, &tasks).expect("starts");
+        Self { fleet, feeds, clock, registry, _tasks: tasks }
+    }
+
+    async fn join(&self, url: &str) -> Arc<Handle> {
+        let key = WorkerKey { model: "m".into(), url: url.into(), rank: None };
+        let handle = self.fleet.join(key, None, Arc::default()).await.expect("room");
+        let endpoint =
+            Endpoint { url: url.into(), authority: "h:1".into(), address: ([127, 0, 0, 1], 1).into(), rank: None };
+        self.fleet.locate(&handle, endpoint).await;
+        handle
+    }
+
+    /// Listens to `publisher` for a new worker.
+    async fn listen(&self, publisher: &Publisher) -> Arc<Handle> {
+        let handle = self.join(&format!("http://{}", publisher.address.trim_start_matches("tcp://"))).await;
+        self.feeds.add(spec(&handle, publisher)).await;
+        handle
+    }
+
+    fn held(&self, worker: WorkerId, seed: u32, blocks: usize, salt: Option<&str>) -> u32 {
+        let domain = self.fleet.block_domain("m", BLOCK as u32, None, salt);
+        let mut chain = Vec::new();
+        block::chain(self.fleet.hash_key(), domain, BLOCK as u32, &prompt(seed, blocks), &mut chain);
+        let mut hits = Hits::default();
+        self.fleet.index().lookup(&chain, self.clock.now_ms(), false, &mut hits);
+        hits.of(worker)
+    }
+
+    /// Waits until `holds`; a generous limit, for the machine may be busy.
+    async fn wait(&self, what: &str, holds: impl Fn(&FeedReport) -> bool) -> FeedReport {
+        for _ in 0..3_000 {
+            if let Some(report) = self.feeds.reports().into_iter().find(|report| holds(report)) {
+                return report;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what} did not come about: {:#?}", self.feeds.reports());
+    }
+}
+
+fn spec(handle: &Arc<Handle>, publisher: &Publisher) -> FeedSpec {
+    let connect = |address: &str| Attach::parse(address, "127.0.0.1").expect("valid");
+    FeedSpec {
+        handle: handle.clone(),
+        events: connect(&publisher.address),
+        replay: publisher.replay_address.as_deref().map(connect),
+        capacity_blocks: Some(1_000),
+    }
+}
+
+#[tokio::test]
+async fn a_warm_engine_is_learned_and_followed() {
+    for replay in [Replay::WithTopic, Replay::WithoutTopic] {
+        let rig = Rig::start();
+        let mut publisher = Publisher::start("tcp://127.0.0.1:*", replay);
+        publisher.send(batch(&[stored(1, 0, 3)]), false);
+        publisher.send(batch(&[stored(1, 3, 5), removed(9, 0)]), false);
+        let handle = rig.listen(&publisher).await;
+        rig.wait("replay", |report| report.last_seq == Some(1) && report.state == FeedState::Live).await;
+        assert_eq!(rig.held(handle.id(), 1, 6, None), 5);
+        assert_eq!(rig.held(handle.id(), 1, 6, Some("salt")), 0);
+        // Published until heard: a subscription takes its time to arrive.
+        publisher.send(batch(&[stored(2, 0, 2), stored(2, 2, 4)]), false);
+        publisher.send(batch(&[removed(1, 4), removed(2, 3)]), false);
+        let report = rig.wait("followed", |report| report.last_seq == Some(3)).await;
+        assert_eq!((rig.held(handle.id(), 1, 6, None), rig.held(handle.id(), 2, 4, None)), (4, 3));
+        assert_eq!((report.blocks, report.cold_starts, report.restarts), (7, 0, 0));
+        rig.fleet.describe().await;
+        let view = rig.fleet.view();
+        let worker = view.worker(handle.id()).expect("there");
+        assert_eq!((worker.cache, worker.block_size), (CacheKnowledge::Events, Some(BLOCK as u32)));
+        publisher.send(batch(&[cleared(), stored(3, 0, 1)]), false);
+        rig.wait("cleared", |report| report.last_seq == Some(4)).await;
+        assert_eq!((rig.held(handle.id(), 1, 6, None), rig.held(handle.id(), 3, 1, None)), (0, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_gap_is_replayed() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    publisher.send(batch(&[stored(1, 0, 4)]), false);
+    rig.wait("first", |report| report.last_seq == Some(0)).await;
+    publisher.send(batch(&[removed(1, 3)]), true);
+    publisher.send(batch(&[stored(2, 0, 2)]), true);
+    publisher.send(batch(&[removed(1, 2)]), false);
+    let report = rig.wait("filled", |report| report.last_seq == Some(3) && report.state == FeedState::Live).await;
+    assert_eq!((rig.held(handle.id(), 1, 4, None), rig.held(handle.id(), 2, 2, None)), (2, 2));
+    assert_eq!((report.gaps, report.cold_starts), (1, 0));
+}
+
+#[tokio::test]
+async fn a_gap_that_the_engine_no_longer_has_is_a_cold_start() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    publisher.send(batch(&[stored(1, 0, 4)]), false);
+    rig.wait("first", |report| report.last_seq == Some(0)).await;
+    publisher.keeps = 2;
+    for seed in 2..6 {
+        publisher.send(batch(&[stored(seed, 0, 1)]), true);
+    }
+    publisher.send(batch(&[stored(6, 0, 1)]), false);
+    let report = rig.wait("gone on", |report| report.last_seq == Some(5) && report.state == FeedState::Live).await;
+    assert_eq!((report.cold_starts, report.blocks), (1, 2));
+    let held = [1, 4, 5, 6].map(|seed| rig.held(handle.id(), seed, 1, None));
+    assert_eq!(held, [0, 0, 1, 1], "what may be gone is forgotten, what was heard is kept");
+}
+
+#[tokio::test]
+async fn without_a_replay_endpoint_a_gap_is_a_cold_start_too() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::None);
+    let handle = rig.listen(&publisher).await;
+    // The subscription needs its time: what was sent to nobody is the gap.
+    while rig.feeds.reports().first().is_none_or(|report| report.last_seq.is_none()) {
+        publisher.send(batch(&[stored(1, 0, 4)]), false);
+        sleep(Duration::from_millis(20)).await;
+    }
+    publisher.send(batch(&[stored(2, 0, 1)]), true);
+    publisher.send(batch(&[stored(3, 0, 1)]), false);
+    let last = publisher.next - 1;
+    rig.wait("gone on", |report| report.last_seq == Some(last)).await;
+    assert!(rig.feeds.reports()[0].cold_starts >= 1);
+    let held = [1, 2, 3].map(|seed| rig.held(handle.id(), seed, 1, None));
+    assert_eq!(held, [0, 0, 1]);
+}
+
+#[tokio::test]
+async fn a_rollback_is_a_restart() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    for seed in 1..4 {
+        publisher.send(batch(&[stored(seed, 0, 2)]), false);
+    }
+    rig.wait("three", |report| report.last_seq == Some(2)).await;
+    // Its live numbers must have been heard for a rollback to show.
+    publisher.send(batch(&[stored(4, 0, 2)]), false);
+    rig.wait("four", |report| report.last_seq == Some(3)).await;
+    let old = handle.id();
+    publisher.restart();
+    publisher.send(batch(&[stored(7, 0, 1)]), true);
+    publisher.send(batch(&[stored(8, 0, 1)]), false);
+    let report = rig.wait("restart", |report| report.restarts == 1 && report.last_seq == Some(1)).await;
+    assert_ne!(handle.id(), old);
+    let held = [1, 4, 7, 8].map(|seed| rig.held(handle.id(), seed, 1, None));
+    assert_eq!(held, [0, 0, 1, 1]);
+    assert_eq!(rig.held(old, 4, 1, None), 0);
+    assert_eq!((report.blocks, report.cold_starts), (2, 0));
+    assert!(rig.fleet.view().worker(handle.id()).is_some(), "the new identity is published");
+}
+
+#[tokio::test]
+async fn a_restart_proven_elsewhere_empties_and_learns_again() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    for seed in 1..4 {
+        publisher.send(batch(&[stored(seed, 0, 2)]), false);
+    }
+    rig.wait("three", |report| report.last_seq == Some(2)).await;
+    publisher.restart();
+    publisher.send(batch(&[stored(5, 0, 1)]), true);
+    let old = handle.id();
+    rig.fleet.restart(old).await;
+    assert_eq!(rig.held(old, 1, 2, None), 0, "at once");
+    rig.wait("learned again", |report| report.last_seq == Some(0) && report.blocks == 1).await;
+    assert_eq!([1, 5].map(|seed| rig.held(handle.id(), seed, 1, None)), [0, 1]);
+}
+
+#[tokio::test]
+async fn duplicates_and_garbage_change_nothing() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    let first = batch(&[stored(1, 0, 4), stored(1, 0, 4)]);
+    publisher.send(first.clone(), false);
+    rig.wait("first", |report| report.last_seq == Some(0)).await;
+    let again = batch(&[removed(1, 3)]);
+    publisher.send(again.clone(), false);
+    publisher.publish(1, &again);
+    publisher.publish(1, &again);
+    for frames in [vec![b"x".to_vec()], vec![b"t".to_vec(), b"short".to_vec(), b"p".to_vec()], vec![Vec::new(); 12]] {
+        publisher.events.send_multipart(frames, 0).expect("sent");
+    }
+    publisher.send(b"\xc1\x00garbage".to_vec(), false);
+    publisher
+        .send(batch(&[event(&[("type", "BlockStored".into())]), removed(1, 2), serde_json::Value::from(5)]), false);
+    let report = rig.wait("all", |report| report.last_seq == Some(3)).await;
+    assert_eq!(rig.held(handle.id(), 1, 4, None), 4, "each block had two copies and lost one at most");
+    assert!(report.duplicates >= 2, "{report:?}");
+    assert_eq!(report.errors.get("frames"), Some(&3));
+    assert_eq!(report.errors.get("type"), Some(&2), "{report:?}");
+    assert_eq!(report.errors.get("field"), Some(&1));
+    publisher.send(batch(&[removed(1, 3), removed(1, 2)]), false);
+    rig.wait("second copies", |report| report.last_seq == Some(4)).await;
+    assert_eq!(rig.held(handle.id(), 1, 4, None), 2);
+    let text = prometheus::TextEncoder::new().encode_to_string(&rig.registry.gather()).expect("own metrics encode");
+    assert!(text.contains("forebay_feed_errors_total{kind=\"frames\""), "{text}");
+}
+
+#[tokio::test]
+async fn salts_adapters_tiers_and_images_are_kept_apart() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    let with = |mut event: serde_json::Value, key: &str, value: serde_json::Value| {
+        event[key] = value;
+        event
+    };
+    let nulls = |salt: &str| serde_json::json!([[salt], null]);
+    let salted = with(stored(1, 0, 2), "extra_keys", nulls("s"));
+    // A later event of a salted chain does not repeat the salt.
+    publisher.send(batch(&[salted, stored(1, 2, 3)]), false);
+    let adapter =
+        with(with(stored(2, 0, 2), "lora_name", "ad".into()), "extra_keys", serde_json::json!([["ad"], ["ad"]]));
+    let image = with(stored(3, 0, 2), "extra_keys", serde_json::json!([null, [["img", 4]]]));
+    let host = with(stored(4, 0, 2), "medium", "CPU".into());
+    let window = with(with(stored(5, 0, 2), "kv_cache_spec_kind", "sliding_window".into()), "group_idx", 1.into());
+    let gone = with(removed(2, 1), "group_idx", 1.into());
+    publisher.send(batch(&[adapter, image, host, window, gone]), false);
+    let report = rig.wait("both", |report| report.last_seq == Some(1)).await;
+    let worker = handle.id();
+    assert_eq!((rig.held(worker, 1, 3, Some("s")), rig.held(worker, 1, 3, None)), (3, 0));
+    assert_eq!([2, 3, 4, 5].map(|seed| rig.held(worker, seed, 2, None)), [0, 1, 0, 0]);
+    let domain = rig.fleet.block_domain("m", BLOCK as u32, Some("ad"), None);
+    let (mut chain, mut hits) = (Vec::new(), Hits::default());
+    block::chain(rig.fleet.hash_key(), domain, BLOCK as u32, &prompt(2, 2), &mut chain);
+    rig.fleet.index().lookup(&chain, rig.clock.now_ms(), false, &mut hits);
+    assert_eq!(hits.of(worker), 2, "another group's removal is not this one's");
+    let ignored: Vec<_> = report.ignored.into_iter().collect();
+    assert_eq!(ignored, [("extra_keys", 1), ("other_group", 2), ("other_tier", 2)]);
+}
+
+#[tokio::test]
+async fn an_engine_that_connects_finds_us_bound() {
+    let rig = Rig::start();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback").local_addr().expect("bound").port();
+    let handle = rig.join("http://connecting:1").await;
+    let events = Attach::parse(&format!("bind:tcp://127.0.0.1:{free}"), "x").expect("valid");
+    rig.feeds.add(FeedSpec { handle: handle.clone(), events, replay: None, capacity_blocks: None }).await;
+    let context = zmq::Context::new();
+    let engine = context.socket(zmq::PUB).expect("socket");
+    engine.set_linger(0).expect("option");
+    engine.connect(&format!("tcp://127.0.0.1:{free}")).expect("valid");
+    let mut seq = 0_u64;
+    while rig.feeds.reports().first().is_none_or(|report| report.last_seq.is_none()) {
+        engine.send_multipart([b"", &seq.to_be_bytes()[..], &batch(&[stored(1, 0, 2)])], 0).expect("sent");
+        seq += 1;
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(rig.held(handle.id(), 1, 2, None), 2);
+    let taken = rig.join("http://second:1").await;
+    let events = Attach::parse(&format!("bind:tcp://127.0.0.1:{free}"), "x").expect("valid");
+    rig.feeds.add(FeedSpec { handle: taken, events, replay: None, capacity_blocks: None }).await;
+    let report = rig.wait("refused", |report| report.state == FeedState::Failed).await;
+    assert!(report.problem.is_some_and(|problem| problem.contains("cannot listen at")));
+}
+
+/// Random life of an engine: stores, extensions, duplicates, removals, clears, lost batches and restarts. At the end the
+/// index holds what the publisher holds.
+#[tokio::test]
+async fn the_index_equals_the_publishers_truth() {
+    for seed in 0..4 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let rig = Rig::start();
+        let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+        let handle = rig.listen(&publisher).await;
+        // Copies of each block: prompt → depth → count.
+        let mut truth = std::collections::BTreeMap::<u32, Vec<u32>>::new();
+        for round in 0..300 {
+            let mut events = Vec::new();
+            for _ in 0..rng.usize(1..4) {
+                let prompt = rng.u32(1..20);
+                let copies = truth.entry(prompt).or_default();
+                match rng.u32(0..10) {
+                    0..=4 if copies.len() < 12 => {
+                        let from = copies.len();
+                        let to = from + rng.usize(1..4);
+                        copies.resize(to, 1);
+                        events.push(stored(prompt, from, to));
+                    }
+                    5 if !copies.is_empty() => {
+                        *copies.last_mut().expect("not empty") += 1;
+                        events.push(stored(prompt, copies.len() - 1, copies.len()));
+                    }
+                    6..=8 if !copies.is_empty() => {
+                        events.push(removed(prompt, copies.len() - 1));
+                        let last = copies.last_mut().expect("not empty");
+                        *last -= 1;
+                        if *last == 0 {
+                            copies.pop();
+                        }
+                    }
+                    9 if rng.u32(0..20) == 0 => {
+                        truth.clear();
+                        events.push(cleared());
+                    }
+                    _ => {}
+                }
+            }
+            publisher.send(batch(&events), rng.u32(0..8) == 0);
+            if round == 200 && seed % 2 == 1 {
+                rig.wait("caught up", |report| report.last_seq.is_some_and(|seq| seq > 10)).await;
+                publisher.restart();
+                truth.clear();
+            }
+        }
+        publisher.send(batch(&[]), false);
+        let last = publisher.next - 1;
+        let caught_up = |report: &FeedReport| report.last_seq == Some(last) && report.state == FeedState::Live;
+        let report = rig.wait("caught up", caught_up).await;
+        for (prompt, copies) in &truth {
+            assert_eq!(
+                rig.held(handle.id(), *prompt, 16, None) as usize,
+                copies.len(),
+                "seed {seed} prompt {prompt}: {report:?}"
+            );
+        }
+        let blocks: usize = truth.values().map(Vec::len).sum();
+        assert_eq!(report.blocks as usize, blocks);
+        assert_eq!((report.cold_starts, report.restarts), (0, seed % 2), "{report:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_feed_that_is_removed_is_forgotten() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    publisher.send(batch(&[stored(1, 0, 4)]), false);
+    rig.wait("first", |report| report.last_seq == Some(0)).await;
+    rig.feeds.remove(&handle).await;
+    rig.fleet.leave(&handle).await;
+    for _ in 0..3_000 {
+        if rig.feeds.reports().is_empty() && rig.held(handle.id(), 1, 4, None) == 0 {
+            return;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{:?}", rig.feeds.reports());
+}
