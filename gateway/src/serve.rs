@@ -27,7 +27,8 @@ use crate::observe::{Observer, Outcome, Record};
 use crate::parse::{self, Dialect};
 use crate::stream::{self, Reading};
 use crate::tokenize::Tokenizers;
-use forebay_routing::Policy;
+use arc_swap::ArcSwap;
+use forebay_routing::{LocalLoad, Policy};
 use hashbrown::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -54,9 +55,22 @@ pub struct Gateway {
     /// One per request: round-robin position, and with `seed` the request's rng.
     cursor: AtomicU64,
     seed: u64,
-    policies: HashMap<String, Policy>,
+    policies: ArcSwap<Policies>,
     /// Tokens that an answer has lately had, a moving mean over all models.
     output_tokens: AtomicU32,
+}
+
+/// Which model is routed how.
+struct Policies {
+    default: Policy,
+    own: HashMap<String, Policy>,
+}
+
+impl Policies {
+    fn of(config: &Config) -> Self {
+        let own = config.models.iter().filter_map(|model| Some((model.name.clone(), model.policy?)));
+        Self { default: config.routing.policy, own: own.collect() }
+    }
 }
 
 impl Gateway {
@@ -68,7 +82,6 @@ impl Gateway {
         observer: Observer,
         clock: Clock,
     ) -> Arc<Self> {
-        let own = config.models.iter().filter_map(|model| Some((model.name.clone(), model.policy?)));
         Arc::new(Self {
             fleet,
             tokenizers,
@@ -79,7 +92,7 @@ impl Gateway {
             limits: Limits::new(&config.listen),
             cursor: AtomicU64::new(0),
             seed: config.routing.seed.unwrap_or_else(|| fastrand::u64(..)),
-            policies: own.collect(),
+            policies: ArcSwap::from_pointee(Policies::of(&config)),
             output_tokens: AtomicU32::new(learn::FIRST_OUTPUT_TOKENS),
             config,
         })
@@ -87,10 +100,16 @@ impl Gateway {
 
     /// The policy of `model`.
     pub fn policy(&self, model: &str) -> Policy {
-        if self.policies.is_empty() {
-            return self.config.routing.policy;
+        let policies = self.policies.load();
+        if policies.own.is_empty() {
+            return policies.default;
         }
-        self.policies.get(model).copied().unwrap_or(self.config.routing.policy)
+        policies.own.get(model).copied().unwrap_or(policies.default)
+    }
+
+    /// Takes over what may change while the gateway runs: the policies. Everything else of `config` waits for a restart.
+    pub fn reload(&self, config: &Config) {
+        self.policies.store(Arc::new(Policies::of(config)));
     }
 
     /// Position and rng of one more request.
@@ -112,6 +131,7 @@ pub async fn serve(gateway: &Gateway, client: &mut Client, request: &Request, di
         }
         Err(Halt::Fault(fault)) => {
             note(&mut record, &fault);
+            count_limit(gateway, &fault);
             let close = unread || !request.head.keep_alive || client.is_draining();
             answer(client, request, &fault, close).await
         }
@@ -165,7 +185,7 @@ async fn steps(
     let end = stream::relay(client, &mut exchange, request, config.upstream.idle_timeout).await;
     // observe
     learn::learn(gateway, &parsed, &considered, &exchange, &end);
-    Ok(learn::finish(gateway, request, exchange, end, record))
+    Ok(learn::finish(gateway, request, exchange, end, considered.load, record))
 }
 
 /// A path that no step understands: to the healthy worker with the least in flight, and back.
@@ -190,7 +210,7 @@ async fn through(
     let mut exchange = dispatch(gateway, client, &mut outbound, choose).await?;
     drop(outbound);
     let end = stream::relay(client, &mut exchange, request, gateway.config.upstream.idle_timeout).await;
-    Ok(learn::finish(gateway, request, exchange, end, record))
+    Ok(learn::finish(gateway, request, exchange, end, LocalLoad::default(), record))
 }
 
 /// Answers a fault.
@@ -214,7 +234,20 @@ async fn answer(client: &mut Client, request: &Request, fault: &Fault, close: bo
 pub(crate) fn reject_unread(gateway: &Gateway, id: String, fault: &Fault) {
     let mut record = Record { id, dialect: name(None), ..Record::default() };
     note(&mut record, fault);
+    count_limit(gateway, fault);
     gateway.observer.finish(record);
+}
+
+/// Counts the limit that `fault` says was hit, by its configuration key.
+pub(crate) fn count_limit(gateway: &Gateway, fault: &Fault) {
+    let key = match fault.code {
+        "header_too_large" => "listen.max_header_bytes",
+        "body_too_large" => "listen.max_body_bytes",
+        "buffers_full" => "listen.max_buffered_bytes",
+        "too_many_connections" => "listen.max_connections",
+        _ => return,
+    };
+    gateway.observer.limit_hit(key);
 }
 
 fn note(record: &mut Record, fault: &Fault) {

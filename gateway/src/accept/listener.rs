@@ -7,7 +7,7 @@ use crate::config::resolved::Listen;
 use crate::error::Fault;
 use crate::http1::Framing;
 use crate::http1::response::Downstream;
-use crate::serve::Gateway;
+use crate::serve::{Gateway, count_limit};
 use crate::tasks::TaskGroup;
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -112,7 +112,9 @@ impl ServerApp for App {
         if slot.is_some() {
             connection::run(&self.gateway, client).await;
         } else {
-            let reply = Reply::fault(&crowded(listen));
+            let fault = crowded(listen);
+            count_limit(&self.gateway, &fault);
+            let reply = Reply::fault(&fault);
             let _ = client.reply(&reply, &UNNAMED, false).await;
             client.finish().await;
         }

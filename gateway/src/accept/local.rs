@@ -33,8 +33,11 @@ pub(super) fn route(head: &RequestHead, fleet: &Fleet) -> Route {
         }
         _ => return Route::Through,
     };
-    if head.method() == "POST" {
-        return Route::Inference(dialect);
+    match head.method() {
+        "POST" => return Route::Inference(dialect),
+        // Browsers ask first (CORS); the engine knows whom it allows.
+        "OPTIONS" => return Route::Through,
+        _ => {}
     }
     let message = format!("{} {} is not served; use POST", head.method(), head.path());
     Route::Local(Reply::fault(&Fault::client(405, "method_not_allowed", message)).allow("POST"))

@@ -10,7 +10,9 @@ use forebay_routing::decision::Reason;
 use forebay_routing::facts::BlockChain;
 use forebay_routing::index::Hits;
 use forebay_routing::view::{ModelView, WorkerState};
-use forebay_routing::{DecideInput, Decision, FleetView, Policy, Refusal, RequestFacts, WorkerId, block, decide};
+use forebay_routing::{
+    DecideInput, Decision, FleetView, LocalLoad, Policy, Refusal, RequestFacts, WorkerId, block, decide,
+};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -39,6 +41,8 @@ pub struct Considered {
     pub decision: Result<Decision, Refusal>,
     /// Time spent tokenising.
     pub tokenize_ms: f64,
+    /// What was in flight at the chosen worker, this request not counted.
+    pub load: LocalLoad,
     text_hash: u64,
     session: Option<u64>,
     output_tokens: u32,
@@ -80,6 +84,7 @@ pub async fn consider(gateway: &Gateway, parsed: &Parsed, session: Option<&[u8]>
         prompt_tokens,
         exact,
         tokenize_ms,
+        load: LocalLoad::default(),
         cursor,
         rng,
     };
@@ -159,6 +164,8 @@ impl Considered {
         };
         let decision = decide(self.policy, &input, &mut rng);
         self.rng = rng;
+        self.load =
+            decision.as_ref().ok().and_then(|chosen| local.get(chosen.position as usize)).copied().unwrap_or_default();
         decision
     }
 

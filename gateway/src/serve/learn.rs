@@ -57,7 +57,14 @@ fn confirm(gateway: &Gateway, considered: &Considered, exchange: &Exchange, usag
 }
 
 /// Reports the exchange to the fleet, gives its connection back and fills the record.
-pub(super) fn finish(gateway: &Gateway, request: &Request, exchange: Exchange, end: End, record: &mut Record) -> Next {
+pub(super) fn finish(
+    gateway: &Gateway,
+    request: &Request,
+    exchange: Exchange,
+    end: End,
+    load: LocalLoad,
+    record: &mut Record,
+) -> Next {
     let progress = &exchange.progress;
     let usage = progress.usage();
     record.status = exchange.head.status;
@@ -77,7 +84,7 @@ pub(super) fn finish(gateway: &Gateway, request: &Request, exchange: Exchange, e
         record.status = exchange.head.status;
         record.outcome = outcome;
     }
-    report(gateway, &exchange, &end);
+    report(gateway, &exchange, &end, load);
     let Exchange { connection, head, body, .. } = exchange;
     if body.is_done() && head.keep_alive && connection.input.is_empty() {
         gateway.connector.put(connection);
@@ -85,18 +92,21 @@ pub(super) fn finish(gateway: &Gateway, request: &Request, exchange: Exchange, e
     end.next
 }
 
-fn report(gateway: &Gateway, exchange: &Exchange, end: &End) {
+fn report(gateway: &Gateway, exchange: &Exchange, end: &End, load: LocalLoad) {
+    let status = exchange.head.status;
     let feedback = match end.outcome {
         Outcome::Cut if is_workers(end) => Feedback::Broken,
-        Outcome::Ok if exchange.head.status < 500 => {
+        // An answer below 500 says that the engine lives, whatever it thinks of the request. Busy was reported before.
+        Outcome::Ok | Outcome::UpstreamError if status < 500 && status != 429 => {
             let progress = &exchange.progress;
             let usage = progress.usage();
             Feedback::Served {
                 prompt_tokens: usage.map_or(0, |usage| usage.prompt_tokens),
                 cached_tokens: usage.and_then(|usage| usage.cached_tokens),
+                // Only a stream shows when its first token came; a time of 0 teaches nothing.
                 ttft_ms: progress.first_output.map_or(0.0, |at| ms(at.duration_since(exchange.sent))),
                 itl_ms: progress.itl_ms(),
-                load: LocalLoad::default(),
+                load,
             }
         }
         _ => return,

@@ -88,7 +88,6 @@ fn read_whole(exchange: &mut Exchange, share: &mut Share, counted: &mut usize) -
 impl super::Progress {
     /// Notes a complete JSON answer.
     fn note_document(&mut self, document: &[u8]) {
-        self.stamp(Instant::now());
         self.events.usage = Usage::find_last(document);
     }
 }
