@@ -20,6 +20,8 @@ mod splice;
 mod tests;
 pub(crate) mod text;
 
+pub(crate) use scan::{RawString, Scanner};
+
 use crate::error::Fault;
 use bytes::Bytes;
 use std::ops::Range;
