@@ -123,12 +123,7 @@ pub fn domain(key: &HashKey, spec: &DomainSpec<'_>) -> Domain {
 
 /// Hash of the block `tokens` (exactly one block) that follows `parent` (`None` at the start).
 pub fn extend(key: &HashKey, domain: Domain, parent: Option<ChainHash>, tokens: &[u32]) -> ChainHash {
-    let local = local(key, domain, tokens).to_le_bytes();
-    let Some(ChainHash(parent)) = parent else { return ChainHash(key.hash(&local)) };
-    let mut pair = [0; 16];
-    pair[..8].copy_from_slice(&parent.to_le_bytes());
-    pair[8..].copy_from_slice(&local);
-    ChainHash(key.hash(&pair))
+    Encoder::new(domain).extend(key, parent, tokens)
 }
 
 /// Appends to `out` the chain hashes of every complete block of `tokens`; the partial tail is dropped. A block size of
@@ -136,30 +131,51 @@ pub fn extend(key: &HashKey, domain: Domain, parent: Option<ChainHash>, tokens: 
 pub fn chain(key: &HashKey, domain: Domain, block_size: u32, tokens: &[u32], out: &mut Vec<ChainHash>) {
     let Some(blocks) = tokens.len().checked_div(block_size as usize) else { return };
     out.reserve(blocks);
+    let mut encoder = Encoder::new(domain);
     let mut parent = None;
     for block in tokens.chunks_exact(block_size as usize) {
-        let hash = extend(key, domain, parent, block);
+        let hash = encoder.extend(key, parent, block);
         out.push(hash);
         parent = Some(hash);
     }
 }
 
-fn local(key: &HashKey, Domain(domain): Domain, tokens: &[u32]) -> u64 {
-    let mut buffer = [0; DOMAIN_BYTES + STACK_TOKENS * 4];
-    buffer[..DOMAIN_BYTES].copy_from_slice(&domain.to_le_bytes());
-    if tokens.len() <= STACK_TOKENS {
-        let used = DOMAIN_BYTES + tokens.len() * 4;
-        encode(tokens, &mut buffer[DOMAIN_BYTES..used]);
-        return key.hash(&buffer[..used]);
+/// The bytes of a block as they are hashed: the domain, written once, then tokens.
+struct Encoder {
+    bytes: [u8; DOMAIN_BYTES + STACK_TOKENS * 4],
+}
+
+impl Encoder {
+    fn new(Domain(domain): Domain) -> Self {
+        let mut bytes = [0; DOMAIN_BYTES + STACK_TOKENS * 4];
+        bytes[..DOMAIN_BYTES].copy_from_slice(&domain.to_le_bytes());
+        Self { bytes }
     }
-    let mut stream = key.stream();
-    stream.update(&buffer[..DOMAIN_BYTES]);
-    for piece in tokens.chunks(STACK_TOKENS) {
-        let bytes = &mut buffer[..piece.len() * 4];
-        encode(piece, bytes);
-        stream.update(bytes);
+
+    fn extend(&mut self, key: &HashKey, parent: Option<ChainHash>, tokens: &[u32]) -> ChainHash {
+        let local = self.local(key, tokens).to_le_bytes();
+        let Some(ChainHash(parent)) = parent else { return ChainHash(key.hash(&local)) };
+        let mut pair = [0; 16];
+        pair[..8].copy_from_slice(&parent.to_le_bytes());
+        pair[8..].copy_from_slice(&local);
+        ChainHash(key.hash(&pair))
     }
-    stream.digest()
+
+    fn local(&mut self, key: &HashKey, tokens: &[u32]) -> u64 {
+        if tokens.len() <= STACK_TOKENS {
+            let used = DOMAIN_BYTES + tokens.len() * 4;
+            encode(tokens, &mut self.bytes[DOMAIN_BYTES..used]);
+            return key.hash(&self.bytes[..used]);
+        }
+        let mut stream = key.stream();
+        stream.update(&self.bytes[..DOMAIN_BYTES]);
+        for piece in tokens.chunks(STACK_TOKENS) {
+            let bytes = &mut self.bytes[DOMAIN_BYTES..DOMAIN_BYTES + piece.len() * 4];
+            encode(piece, bytes);
+            stream.update(bytes);
+        }
+        stream.digest()
+    }
 }
 
 /// `bytes` is four times as long as `tokens`.

@@ -59,8 +59,6 @@ const ASSUMED_CAPACITY_BLOCKS: u32 = 16_384;
 const PLACEMENT_MS: u32 = 5_000;
 /// The longest that one counts: a prediction beyond this is no reason to believe.
 const MAX_PLACEMENT_MS: u32 = 60_000;
-/// Marks a candidate that holds everything so far, until its depth is known.
-const STILL_HELD: u32 = u32::MAX;
 
 /// How an own placement is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +173,9 @@ impl PrefixIndex {
     pub fn lookup(&self, chain: &[ChainHash], now_ms: u64, own_placements: bool, out: &mut Hits) {
         out.blocks.clear();
         let now = shard::ticks(now_ms);
-        let counts = |holder: &Holder| holder.counts(now, own_placements) && self.is_live(holder.worker);
+        let counts = |holder: &Holder| holder.counts(now, own_placements);
+        // Those that hold everything so far come first and in order; those that fell behind follow in any order.
+        let mut leading = 0;
         let mut depth = 0;
         let mut signature = None;
         'chain: for run in chain.chunks(RUN) {
@@ -183,14 +183,15 @@ impl PrefixIndex {
             for hash in run {
                 let Some(entry) = shard.find(*hash) else { break 'chain };
                 if signature != Some(entry.signature) {
-                    let left = if depth == 0 {
-                        let counted = entry.holders.iter().filter(|holder| counts(holder));
-                        out.blocks.extend(counted.map(|holder| (holder.worker, STILL_HELD)));
-                        out.blocks.len()
+                    if depth == 0 {
+                        let counted =
+                            entry.holders.iter().filter(|holder| counts(holder) && self.is_live(holder.worker));
+                        out.blocks.extend(counted.map(|holder| (holder.worker, 0)));
+                        leading = out.blocks.len();
                     } else {
-                        keep_common(&mut out.blocks, &entry.holders, depth, counts)
-                    };
-                    if left == 0 {
+                        leading = keep_common(&mut out.blocks[..leading], &entry.holders, depth, counts);
+                    }
+                    if leading == 0 {
                         break 'chain;
                     }
                     signature = Some(entry.signature);
@@ -198,11 +199,10 @@ impl PrefixIndex {
                 depth += 1;
             }
         }
-        for (_, blocks) in &mut out.blocks {
-            if *blocks == STILL_HELD {
-                *blocks = depth;
-            }
+        for (_, blocks) in &mut out.blocks[..leading] {
+            *blocks = depth;
         }
+        out.blocks.sort_unstable();
     }
 
     /// Remembers that the prompt `chain` was sent to `worker`.
@@ -344,24 +344,27 @@ fn home(chain: ChainHash) -> usize {
     (chain.0 >> 40) as usize % SHARDS
 }
 
-/// Fixes at `depth` the depth of every candidate that is not among `holders`; returns how many candidates go on.
+/// Moves the candidates that are not among `holders` behind the others and fixes their depth; returns how many stay. Both
+/// are ascending, and those that stay remain so.
 fn keep_common(
     candidates: &mut [(WorkerId, u32)],
     holders: &[Holder],
     depth: u32,
     counts: impl Fn(&Holder) -> bool,
 ) -> usize {
-    let mut left = 0;
+    let mut stay = 0;
     let mut holders = holders.iter().peekable();
-    for (worker, blocks) in candidates.iter_mut().filter(|(_, blocks)| *blocks == STILL_HELD) {
-        while holders.next_if(|holder| holder.worker < *worker).is_some() {}
-        if holders.peek().is_some_and(|holder| holder.worker == *worker && counts(holder)) {
-            left += 1;
+    for at in 0..candidates.len() {
+        let worker = candidates[at].0;
+        while holders.next_if(|holder| holder.worker < worker).is_some() {}
+        if holders.peek().is_some_and(|holder| holder.worker == worker && counts(holder)) {
+            candidates.swap(stay, at);
+            stay += 1;
         } else {
-            *blocks = depth;
+            candidates[at].1 = depth;
         }
     }
-    left
+    stay
 }
 
 /// Mixes 64 bits so that each bit of the result depends on all of them (the finaliser of SplitMix64).

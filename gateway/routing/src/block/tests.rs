@@ -76,7 +76,7 @@ fn large_blocks_hash_like_one_piece() {
     let tokens: Vec<u32> = (0..1_056).collect();
     let mut bytes = 9u64.to_le_bytes().to_vec();
     bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-    assert_eq!(local(&key, Domain(9), &tokens), key.hash(&bytes));
+    assert_eq!(Encoder::new(Domain(9)).local(&key, &tokens), key.hash(&bytes));
 }
 
 #[test]
