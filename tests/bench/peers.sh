@@ -114,10 +114,11 @@ start_engines() {
   await engine "${engine_ports[0]}"
 }
 
-# Engines that publish a BlockStored event for each prompt, tokenised with the model's own tokenizer.
+# Engines that tokenise each prompt and publish what their block cache stores and evicts. It holds as many tokens as
+# Dynamo's mocker is given.
 start_event_engines() {
   launch event_engine "$load_core" "$bin/forebay-engine" --thin --ports "$(IFS=,; echo "${event_engine_ports[*]}")" --model $model \
-    --tokenizer "$model_dir" --kv-events
+    --tokenizer "$model_dir" --kv-events --block-size 16 --num-gpu-blocks 65536
   await event_engine "${event_engine_ports[0]}"
 }
 
