@@ -247,6 +247,15 @@ mod tests {
     }
 
     #[test]
+    fn the_page_names_every_flag() {
+        let page = include_str!("../README.md");
+        for argument in <Cli as clap::CommandFactory>::command().get_arguments() {
+            let Some(long) = argument.get_long() else { continue };
+            assert!(page.contains(&format!("`--{long}")), "--{long} is not in README.md");
+        }
+    }
+
+    #[test]
     fn the_context_is_what_the_cache_holds() {
         let context = |flags: &str| parse(flags).resolve().unwrap()[0].limits.max_model_tokens;
         assert_eq!(context(""), 131_072);

@@ -138,11 +138,6 @@ impl EngineHandle {
         self.stop.cancel();
         self.supervisor.wait().await;
     }
-
-    /// Waits for ever, or until the engine died of an error that it has logged.
-    pub async fn wait(&self) {
-        self.supervisor.wait().await;
-    }
 }
 
 impl Drop for EngineHandle {

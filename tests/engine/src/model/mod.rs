@@ -236,9 +236,4 @@ impl Model {
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
-
-    /// Leading tokens of a request that the cache holds now, as admission would count them.
-    pub fn cached_prefix_tokens(&self, hashes: &[BlockHash], tokens: usize) -> usize {
-        self.pool.longest_prefix(hashes, tokens).len() * self.limits.block_tokens
-    }
 }

@@ -69,6 +69,7 @@ pub(super) fn call(life: &Life, route: Route, body: &Map<String, Value>) -> Resu
         Some(_) => return Err(wrong_type("stream_options", "a valid dictionary")),
     };
     let salt = text(body, "cache_salt")?.map(Arc::from);
+    let include_usage = flag(options, "include_usage")?;
     Ok(Call {
         route,
         model,
@@ -78,8 +79,8 @@ pub(super) fn call(life: &Life, route: Route, body: &Map<String, Value>) -> Resu
         stops: stops(body)?,
         domain: Domain { lora, salt },
         stream: flag(body, "stream")?,
-        include_usage: flag(options, "include_usage")?,
-        continuous_usage: flag(options, "continuous_usage_stats")?,
+        include_usage,
+        continuous_usage: flag(options, "continuous_usage_stats")? && include_usage,
         return_token_ids: flag(body, "return_token_ids")?,
     })
 }

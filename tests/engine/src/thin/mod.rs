@@ -27,8 +27,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+/// Pause after a failed accept (file descriptors used up, mostly), so that the loop does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// What the thin engines of one process are.
 #[derive(Clone)]
@@ -144,7 +148,7 @@ async fn accept_all(engine: Arc<Thin>, listener: TcpListener, stop: Cancellation
             }
             Err(error) => {
                 tracing::warn!(%error, "accept");
-                tokio::task::yield_now().await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
