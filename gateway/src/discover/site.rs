@@ -166,12 +166,15 @@ impl Site {
 
     /// The ranks to make workers of: what the URL or the configuration names, else those that publish events.
     fn ranks(&self, profile: &Profile) -> Vec<Option<u16>> {
-        let count = match (self.address.rank, self.worker.ranks) {
-            (Some(rank), _) => return vec![Some(rank)],
-            (None, Some(count)) => count,
-            (None, None) => profile.sources.keys().next_back().map_or(1, |last| last.saturating_add(1)),
-        };
-        if count <= 1 { vec![None] } else { (0..count.min(MAX_RANKS)).map(Some).collect() }
+        match (self.address.rank, self.worker.ranks) {
+            (Some(rank), _) => vec![Some(rank)],
+            (None, Some(count)) if count > 1 => (0..count.min(MAX_RANKS)).map(Some).collect(),
+            (None, None) if profile.sources.len() > 1 => {
+                profile.sources.keys().take(usize::from(MAX_RANKS)).copied().map(Some).collect()
+            }
+            // One rank, whatever its number: the engine places by itself.
+            _ => vec![None],
+        }
     }
 
     /// Makes the site's workers those of `ranks` serving `model`.
@@ -202,7 +205,7 @@ impl Site {
 
     /// Listens to the worker's KV events; the error says why its cache is guessed instead, or may stay unknown.
     async fn listen(&mut self, handle: &Arc<Handle>, profile: &Profile) -> Result<(), String> {
-        let (events, replay) = self.event_endpoints(handle.rank, profile)?;
+        let (events, replay) = event_endpoints(&self.worker, &self.address, handle.rank, profile)?;
         let capacity_blocks = profile.facts.capacity_blocks;
         let wanted = (events.clone(), replay.clone(), capacity_blocks);
         let reachable = can_connect(&events).await;
@@ -215,22 +218,6 @@ impl Site {
         self.listening.insert(handle.slot, wanted);
         self.shared.feeds.add(FeedSpec { handle: handle.clone(), events, replay, capacity_blocks }).await;
         reachable
-    }
-
-    /// Where to listen: as configured, else as the engine says.
-    fn event_endpoints(&self, rank: Option<u16>, profile: &Profile) -> Result<(Attach, Option<Attach>), String> {
-        let told = profile.sources.get(&rank.unwrap_or(0)).or_else(|| match (rank, profile.sources.len()) {
-            (None, 1) => profile.sources.values().next(),
-            _ => None,
-        });
-        // A URL with @rank names that rank's own endpoint; a list of ranks names the first one's.
-        let offset = if self.address.rank.is_some() { 0 } else { rank.unwrap_or(0) };
-        let configured = |endpoint: &Option<String>| endpoint.as_ref().map(|endpoint| for_rank(endpoint, offset));
-        let events = configured(&self.worker.kv_events).or_else(|| told.map(|told| told.endpoint.clone()));
-        let replay = configured(&self.worker.kv_replay).or_else(|| told.and_then(|told| told.replay.clone()));
-        let parse = |endpoint: String| Attach::parse(&endpoint, &self.address.host).map_err(|error| error.to_string());
-        let events = events.ok_or("no KV events: start the engine with --kv-events-config, or set kv_events")?;
-        Ok((parse(events)?, replay.map(parse).transpose()?))
     }
 
     fn facts(&self, profile: &Profile) -> Facts {
@@ -346,6 +333,27 @@ fn is_another_process(before: Option<f64>, now: Option<f64>) -> bool {
     matches!((before, now), (Some(before), Some(now)) if (before - now).abs() > SAME_START_SECONDS)
 }
 
+/// Where to listen for one rank: as configured, else as the engine says.
+fn event_endpoints(
+    worker: &Worker,
+    address: &WorkerUrl,
+    rank: Option<u16>,
+    profile: &Profile,
+) -> Result<(Attach, Option<Attach>), String> {
+    let told = profile.sources.get(&rank.unwrap_or(0)).or_else(|| match (rank, profile.sources.len()) {
+        (None, 1) => profile.sources.values().next(),
+        _ => None,
+    });
+    // A URL with @rank names that rank's own endpoint; a list of ranks names the first one's.
+    let offset = if address.rank.is_some() { 0 } else { rank.unwrap_or(0) };
+    let configured = |endpoint: &Option<String>| endpoint.as_ref().map(|endpoint| for_rank(endpoint, offset));
+    let events = configured(&worker.kv_events).or_else(|| told.map(|told| told.endpoint.clone()));
+    let replay = configured(&worker.kv_replay).or_else(|| told.and_then(|told| told.replay.clone()));
+    let parse = |endpoint: String| Attach::parse(&endpoint, &address.host).map_err(|error| error.to_string());
+    let events = events.ok_or("no KV events: start the engine with --kv-events-config, or set kv_events")?;
+    Ok((parse(events)?, replay.map(parse).transpose()?))
+}
+
 /// Tries an endpoint that the engine should have bound. ZMQ itself would go on trying in silence.
 async fn can_connect(events: &Attach) -> Result<(), String> {
     let Some(target) = events.tcp_target() else { return Ok(()) };
@@ -364,4 +372,59 @@ fn ticks(period: Duration) -> tokio::time::Interval {
     ticks.reset();
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::probe::EventSource;
+    use super::*;
+
+    /// Endpoints of `rank`, as `url`, `kv_events` and what the engine says of itself make them.
+    fn endpoints(
+        url: &str,
+        rank: Option<u16>,
+        kv_events: Option<&str>,
+        told: &[(u16, &str)],
+    ) -> Result<String, String> {
+        let source = |endpoint: &str| EventSource { endpoint: endpoint.to_owned(), replay: None };
+        let profile = Profile {
+            sources: told.iter().map(|(rank, endpoint)| (*rank, source(endpoint))).collect(),
+            ..Profile::default()
+        };
+        let worker = Worker {
+            url: url.to_owned(),
+            model: None,
+            ranks: None,
+            kv_events: kv_events.map(str::to_owned),
+            kv_replay: None,
+            block_size: None,
+            agent: None,
+        };
+        let address = WorkerUrl::parse(url).expect("valid");
+        let (events, _) = event_endpoints(&worker, &address, rank, &profile)?;
+        Ok(events.address().to_owned())
+    }
+
+    #[test]
+    fn event_endpoints_come_from_configuration_then_from_the_engine() {
+        let two = [(0, "tcp://*:5557"), (1, "tcp://*:5558")];
+        let ok = |endpoint: &str| Ok(endpoint.to_owned());
+        assert_eq!(endpoints("http://gpu:80", None, None, &two[..1]), ok("tcp://gpu:5557"));
+        assert_eq!(endpoints("http://gpu:80", Some(1), None, &two), ok("tcp://gpu:5558"));
+        assert_eq!(endpoints("http://gpu:80", Some(1), Some("tcp://*:7000"), &two), ok("tcp://gpu:7001"));
+        assert_eq!(endpoints("http://gpu:80@1", Some(1), Some("tcp://*:7000"), &two), ok("tcp://gpu:7000"));
+        assert_eq!(endpoints("http://gpu:80", None, None, &[(4, "tcp://*:5561")]), ok("tcp://gpu:5561"));
+        assert!(endpoints("http://gpu:80", None, None, &[]).is_err_and(|problem| problem.contains("no KV events")));
+        assert!(
+            endpoints("http://gpu:80", None, Some("udp://x"), &[]).is_err_and(|problem| problem.contains("udp://x"))
+        );
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_that_nobody_bound_is_named_with_what_to_write() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback").local_addr().expect("bound");
+        let problem = can_connect(&Attach::Connect(format!("tcp://{closed}"))).await.expect_err("closed");
+        assert!(problem.contains(&format!("bind:tcp://{closed}")), "{problem}");
+        assert_eq!(can_connect(&Attach::Bind(format!("tcp://{closed}"))).await, Ok(()));
+    }
 }

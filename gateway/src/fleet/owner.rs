@@ -37,11 +37,30 @@ pub(super) struct Owner {
     /// By slot, parallel to the published handles.
     members: Vec<Option<Member>>,
     need: Need,
+    /// Whether the published handles differ from the members'.
+    handles_changed: bool,
+    /// Given once the turn's changes are published, so that whoever waited sees them.
+    answers: Vec<Answer>,
+}
+
+/// What somebody waits for.
+enum Answer {
+    Joined(oneshot::Sender<Result<Arc<Handle>, JoinError>>, Arc<Handle>),
+    Restarted(oneshot::Sender<()>),
+    Described(oneshot::Sender<Vec<WorkerStatus>>),
 }
 
 impl Owner {
     pub(super) fn new(shared: Arc<Shared>, health: Health) -> Self {
-        Self { shared, health, state: FleetState::new(), members: Vec::new(), need: Need::Nothing }
+        Self {
+            shared,
+            health,
+            state: FleetState::new(),
+            members: Vec::new(),
+            need: Need::Nothing,
+            handles_changed: false,
+            answers: Vec::new(),
+        }
     }
 
     /// Applies events until the group is cancelled.
@@ -75,6 +94,25 @@ impl Owner {
                 published = now;
                 self.publish();
             }
+            self.answer();
+        }
+    }
+
+    fn answer(&mut self) {
+        for answer in std::mem::take(&mut self.answers) {
+            match answer {
+                Answer::Joined(reply, handle) => {
+                    let id = handle.id();
+                    if reply.send(Ok(handle)).is_err() {
+                        // The caller is gone: its worker leaves again.
+                        let need = self.leave(id);
+                        self.need = self.need.max(need);
+                    }
+                }
+                // Nobody waits any more when these fail.
+                Answer::Restarted(reply) => drop(reply.send(())),
+                Answer::Described(reply) => drop(reply.send(self.describe())),
+            }
         }
     }
 
@@ -96,19 +134,13 @@ impl Owner {
             Event::Load { worker, load } => self.load(worker, load),
             Event::Cache { worker, knowledge } => self.know(worker, knowledge),
             Event::Restart { worker, reply } => {
-                let need = self.restart(worker);
-                // Published before the reply: whoever waits goes on under the new identity.
-                if need == Need::Now {
-                    self.publish();
-                }
-                // Nobody waits any more when this fails.
-                let _ = reply.send(());
-                Need::Nothing
+                self.answers.push(Answer::Restarted(reply));
+                self.restart(worker)
             }
             Event::Feedback { worker, feedback } => self.feed_back(worker, feedback),
             Event::Leave { worker } => self.leave(worker),
             Event::Describe { reply } => {
-                let _ = reply.send(self.describe());
+                self.answers.push(Answer::Described(reply));
                 Need::Nothing
             }
         }
@@ -149,10 +181,9 @@ impl Owner {
         let member = Member::new(handle.clone(), &self.health);
         self.members[at] = Some(member);
         self.show_state(id);
-        self.publish_handles();
-        self.publish();
-        // The caller may be gone already: then its worker leaves again.
-        if reply.send(Ok(handle)).is_err() { self.leave(id) } else { Need::Nothing }
+        self.handles_changed = true;
+        self.answers.push(Answer::Joined(reply, handle));
+        Need::Now
     }
 
     fn learn(&mut self, worker: WorkerId, facts: Facts) -> Need {
@@ -305,7 +336,7 @@ impl Owner {
         let effect = self.state.apply(FleetEvent::Left { worker, at_ms });
         debug_assert_eq!(effect, Effect::Left(worker), "members and the reducer's slots go together");
         self.shared.index.forget(worker);
-        self.publish_handles();
+        self.handles_changed = true;
         let label = &member.handle.label;
         if self.members.iter().flatten().all(|other| other.handle.label != *label) {
             self.shared.metrics.forget(label);
@@ -342,13 +373,14 @@ impl Owner {
         need
     }
 
-    fn publish_handles(&self) {
-        let handles = self.members.iter().map(|member| member.as_ref().map(|member| member.handle.clone())).collect();
-        self.shared.handles.store(Arc::new(handles));
-    }
-
     fn publish(&mut self) {
         self.need = Need::Nothing;
+        // Handles of new workers come before the view that names them, those of old ones go with it.
+        if std::mem::take(&mut self.handles_changed) {
+            let handles =
+                self.members.iter().map(|member| member.as_ref().map(|member| member.handle.clone())).collect();
+            self.shared.handles.store(Arc::new(handles));
+        }
         self.shared.view.store(Arc::new(self.state.view()));
         self.shared.metrics.publications.inc();
     }

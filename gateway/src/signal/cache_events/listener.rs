@@ -62,8 +62,6 @@ impl Listener {
         inbox: mpsc::Receiver<Order>,
         woken: UnixStream,
     ) -> Self {
-        let max_feeds = open_files_limit()
-            .map_or(MAX_FEEDS, |files| (files.saturating_sub(FILES_FOR_OTHERS) / FILES_PER_FEED).min(MAX_FEEDS));
         Self {
             fleet,
             clock,
@@ -73,7 +71,7 @@ impl Listener {
             contexts: Vec::new(),
             feeds: Vec::new(),
             scratch: Scratch::default(),
-            max_feeds,
+            max_feeds: max_feeds(),
         }
     }
 
@@ -204,6 +202,12 @@ impl Listener {
             running = running + usize::from(feed.replay_socket().is_some()) - usize::from(before);
         }
     }
+}
+
+/// Feeds that this process has files for.
+pub(super) fn max_feeds() -> usize {
+    let by_files = |files: usize| files.saturating_sub(FILES_FOR_OTHERS) / FILES_PER_FEED;
+    open_files_limit().map_or(MAX_FEEDS, |files| by_files(files).min(MAX_FEEDS))
 }
 
 /// How many files this process may open; libzmq aborts the process when it runs out of them, so feeds stop before.

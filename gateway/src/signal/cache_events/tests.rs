@@ -529,3 +529,35 @@ async fn a_feed_that_is_removed_is_forgotten() {
     }
     panic!("{:?}", rig.feeds.reports());
 }
+
+/// More engines than one libzmq context has sockets for. Those beyond what the process may open say so.
+#[tokio::test]
+async fn many_engines_are_heard_at_once() {
+    const ENGINES: usize = 600;
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::None);
+    let mut handles = Vec::new();
+    for at in 0..ENGINES {
+        let handle = rig.join(&format!("http://engine-{at}:1")).await;
+        rig.feeds.add(spec(&handle, &publisher)).await;
+        handles.push(handle);
+    }
+    let heard = |report: &FeedReport| report.last_seq.is_some() || report.state == FeedState::Failed;
+    let mut reports = Vec::new();
+    for _ in 0..600 {
+        publisher.send(batch(&[stored(1, 0, 3)]), false);
+        sleep(Duration::from_millis(100)).await;
+        reports = rig.feeds.reports();
+        if reports.len() == ENGINES && reports.iter().all(heard) {
+            break;
+        }
+    }
+    assert!(reports.len() == ENGINES && reports.iter().all(heard));
+    let refused = reports.iter().filter(|report| report.state == FeedState::Failed).count();
+    let allowed = listener::max_feeds();
+    assert_eq!(refused, ENGINES.saturating_sub(allowed));
+    let full = |report: &FeedReport| report.problem.as_ref().is_some_and(|problem| problem.contains("ulimit -n"));
+    assert_eq!(reports.iter().filter(|report| full(report)).count(), refused);
+    let held = handles.iter().filter(|handle| rig.held(handle.id(), 1, 3, None) == 3).count();
+    assert_eq!(held, ENGINES - refused);
+}
