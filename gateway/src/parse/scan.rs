@@ -278,22 +278,24 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// Whether a byte ends a run of plain string bytes.
-fn stops(byte: u8) -> bool {
-    byte == b'"' || byte == b'\\' || byte < 0x20
+/// 1 for a byte that ends a run of plain string bytes, else 0.
+fn stops(byte: u8) -> u8 {
+    u8::from(byte == b'"') | u8::from(byte == b'\\') | u8::from(byte < 0x20)
 }
 
 /// Length of the run of string bytes that need no attention.
 pub(crate) fn plain_run(bytes: &[u8]) -> usize {
-    const BLOCK: usize = 32;
-    let mut run = 0;
-    let mut blocks = bytes.chunks_exact(BLOCK);
-    for block in &mut blocks {
-        if block.iter().fold(false, |stop, &b| stop | stops(b)) {
-            return run + block.iter().position(|&b| stops(b)).unwrap_or(BLOCK);
+    const BLOCK: usize = 64;
+    let (blocks, rest) = bytes.as_chunks::<BLOCK>();
+    for (index, block) in blocks.iter().enumerate() {
+        // Without an early exit the compiler compares whole vectors.
+        let mut any = 0;
+        for &byte in block {
+            any |= stops(byte);
         }
-        run += BLOCK;
+        if any != 0 {
+            return index * BLOCK + block.iter().position(|&byte| stops(byte) != 0).unwrap_or(BLOCK);
+        }
     }
-    let rest = blocks.remainder();
-    run + rest.iter().position(|&b| stops(b)).unwrap_or(rest.len())
+    blocks.len() * BLOCK + rest.iter().position(|&byte| stops(byte) != 0).unwrap_or(rest.len())
 }

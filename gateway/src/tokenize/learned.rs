@@ -13,7 +13,7 @@
 use super::content::tags;
 use super::json::RawText;
 use super::messages;
-use super::model::Local;
+use super::model::Chat;
 use super::request;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -54,9 +54,9 @@ pub(crate) struct Learned {
 }
 
 impl Learned {
-    /// Learns the default template of `local`; `None` where it is not a concatenation or cannot be seen to be one.
-    pub(crate) fn learn(local: &Local) -> Option<Self> {
-        let chosen = local.templates.choose(false)?;
+    /// Learns the default template of `with`; `None` where it is not a concatenation or cannot be seen to be one.
+    pub(crate) fn learn(with: &Chat) -> Option<Self> {
+        let chosen = with.templates.choose(false)?;
         if chosen.traits.reads_clock {
             return None;
         }
@@ -77,12 +77,12 @@ impl Learned {
             disabled: AtomicBool::new(false),
         };
         for (system, turns) in shapes() {
-            learned.absorb(local, system, turns)?;
+            learned.absorb(with, system, turns)?;
         }
-        if !learned.agrees(local, ENDS) {
+        if !learned.agrees(with, ENDS) {
             learned.keeps_ends = false;
         }
-        learned.agrees(local, CONTENTS).then_some(learned)
+        learned.agrees(with, CONTENTS).then_some(learned)
     }
 
     /// Renders by concatenation; `None` for a shape or a content that was not learned.
@@ -138,11 +138,11 @@ impl Learned {
     }
 
     /// Learns the strings of one shape, or finds them different from those of another.
-    fn absorb(&mut self, local: &Local, system: bool, turns: usize) -> Option<()> {
+    fn absorb(&mut self, with: &Chat, system: bool, turns: usize) -> Option<()> {
         let roles = roles(system, turns);
         let marks: Vec<String> = (0..roles.len()).map(|i| format!("Mark{i:02}Kram")).collect();
         let body = chat(&roles, |i| marks[i].clone());
-        let text = request::render_plain(local, &body)?;
+        let text = request::render_plain(with, &body)?;
         let read = messages::read(&body, 0).ok()?;
         let messages = plain(&read)?;
         let mut rest = text.as_str();
@@ -165,13 +165,13 @@ impl Learned {
     }
 
     /// Whether concatenation and template agree on chats of `contents`, wherever concatenation is willing.
-    fn agrees(&self, local: &Local, contents: &[&str]) -> bool {
+    fn agrees(&self, with: &Chat, contents: &[&str]) -> bool {
         shapes().all(|(system, turns)| {
             let roles = roles(system, turns);
             (0..contents.len()).all(|shift| {
                 let body = chat(&roles, |i| contents[(i + shift) % contents.len()].to_owned());
                 let ours = messages::read(&body, 0).ok().and_then(|read| self.render(&plain(&read)?));
-                ours.is_none() || ours == request::render_plain(local, &body)
+                ours.is_none() || ours == request::render_plain(with, &body)
             })
         })
     }

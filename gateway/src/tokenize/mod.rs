@@ -290,7 +290,7 @@ impl Job {
     /// Renders, and looks up what is remembered.
     fn start(&self, parsed: &Parsed) -> Result<(String, Plan), TextReason> {
         let body = std::str::from_utf8(&parsed.body).map_err(|_| TextReason::Unsupported)?;
-        let prompt = request::prompt(&self.local, parsed, body).map_err(|no| match no {
+        let prompt = request::prompt(&self.local.chat, parsed, body).map_err(|no| match no {
             NoPrompt::Unsupported(what) => {
                 tracing::debug!(what, "prompt shape is not rendered here");
                 TextReason::Unsupported

@@ -19,14 +19,20 @@ const SPECIAL_TOKENS: &[&str] =
 pub(crate) struct Local {
     /// Encoder.
     pub(crate) encoder: Encoder,
+    /// What renders its chats.
+    pub(crate) chat: Chat,
+    /// Identity of `tokenizer.json`.
+    pub(crate) digest: [u8; 16],
+}
+
+/// What turns chats into text.
+pub(crate) struct Chat {
     /// Chat templates.
     pub(crate) templates: Templates,
     /// Special tokens by the names that templates use.
     pub(crate) special_tokens: Vec<(String, String)>,
-    /// Identity of `tokenizer.json`.
-    pub(crate) digest: [u8; 16],
     /// What was learned of the default template.
-    pub(crate) learned: Option<Learned>,
+    learned: Option<Learned>,
 }
 
 impl Local {
@@ -46,21 +52,26 @@ impl Local {
             Value::Null
         };
         let sources = template_sources(directory, model, &config)?;
-        let templates = Templates::compile(sources).map_err(|e| format!("chat template of {}: {e:#}", model.name))?;
         let special_tokens = SPECIAL_TOKENS.iter().filter_map(|name| {
             let token = &config[name];
             let text = token.as_str().or_else(|| token["content"].as_str())?;
             Some(((*name).to_owned(), text.to_owned()))
         });
-        let mut local = Self {
-            encoder,
-            templates,
-            special_tokens: special_tokens.collect(),
-            digest: xxh3_128(json.as_bytes()).to_le_bytes(),
-            learned: None,
-        };
-        local.learned = Learned::learn(&local);
-        Ok(local)
+        let chat = Chat::new(sources, special_tokens.collect())
+            .map_err(|e| format!("chat template of {}: {e:#}", model.name))?;
+        Ok(Self { encoder, chat, digest: xxh3_128(json.as_bytes()).to_le_bytes() })
+    }
+}
+
+impl Chat {
+    /// Compiles templates (name → Jinja) and learns the default one.
+    pub(crate) fn new(
+        sources: BTreeMap<String, String>,
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<Self, minijinja::Error> {
+        let mut chat = Self { templates: Templates::compile(sources)?, special_tokens, learned: None };
+        chat.learned = Learned::learn(&chat);
+        Ok(chat)
     }
 
     /// The rendered prompt of a plain chat, where the template was learned to be a concatenation.

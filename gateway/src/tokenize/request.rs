@@ -2,7 +2,7 @@
 
 use super::json::{self, Unreadable};
 use super::messages;
-use super::model::Local;
+use super::model::Chat;
 use super::template::Chosen;
 use crate::parse::{Dialect, Parsed, Scanner};
 use minijinja::Value;
@@ -55,6 +55,9 @@ const RESERVED: &[&str] = &[
     "truncation",
 ];
 
+/// Efforts that the engine takes; it refuses others.
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
 /// What the engine appends to the message that it is to continue, to find its end in the rendered text.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
@@ -92,8 +95,8 @@ fn only_element(array: &str) -> Option<&str> {
     (scanner.peek() == Some(b']')).then(|| &array[span])
 }
 
-/// Renders the prompt of `parsed` for `local`. `body` is the request's body as text.
-pub(crate) fn prompt(local: &Local, parsed: &Parsed, body: &str) -> Result<Prompt, NoPrompt> {
+/// Renders the prompt of `parsed` for `chat`. `body` is the request's body as text.
+pub(crate) fn prompt(chat: &Chat, parsed: &Parsed, body: &str) -> Result<Prompt, NoPrompt> {
     if truncated(parsed) {
         return Err(NoPrompt::Unsupported("truncated or embedded prompt"));
     }
@@ -112,7 +115,7 @@ pub(crate) fn prompt(local: &Local, parsed: &Parsed, body: &str) -> Result<Promp
             let text = completion_text(body, parsed.prompt.clone())?.into_owned();
             Ok(Prompt { text, special: special(true) })
         }
-        Dialect::Chat => Ok(Prompt { text: chat(local, parsed, body)?, special: special(false) }),
+        Dialect::Chat => Ok(Prompt { text: chat_text(chat, parsed, body)?, special: special(false) }),
     }
 }
 
@@ -125,41 +128,41 @@ fn completion_text(body: &str, span: Range<usize>) -> Result<Cow<'_, str>, NoPro
     Ok(json::string(prompt, &mut Scanner::new(prompt.as_bytes(), 0, 0))?)
 }
 
-fn chat(local: &Local, parsed: &Parsed, body: &str) -> Result<String, NoPrompt> {
+fn chat_text(chat: &Chat, parsed: &Parsed, body: &str) -> Result<String, NoPrompt> {
     if parsed.template_span("chat_template").is_some() {
         return Err(NoPrompt::Unsupported("chat_template"));
     }
     let messages = messages::read(body, parsed.prompt.start)?;
     let bare = parsed.tools.is_none() && !parsed.template_fields.iter().any(|(name, _)| changes_rendering(name));
-    if bare && let Some(text) = local.concatenated(&messages) {
-        return checked(local, messages, text);
+    if bare && let Some(text) = chat.concatenated(&messages) {
+        return checked(chat, messages, text);
     }
-    let chosen = local.templates.choose(parsed.tools.is_some()).ok_or(NoPrompt::Unsupported("no template"))?;
+    let chosen = chat.templates.choose(parsed.tools.is_some()).ok_or(NoPrompt::Unsupported("no template"))?;
     let arguments = Arguments::read(parsed, body)?;
-    render(local, chosen, messages, arguments)
+    render(chat, chosen, messages, arguments)
 }
 
 /// One in so many concatenated prompts is rendered by the template too.
 const CHECK_EVERY: u32 = 256;
 
 /// `text`, the concatenated prompt of `messages`; on a sample the template's, and if they differ the shortcut is over.
-fn checked(local: &Local, messages: Vec<messages::Message<'_>>, text: String) -> Result<String, NoPrompt> {
+fn checked(chat: &Chat, messages: Vec<messages::Message<'_>>, text: String) -> Result<String, NoPrompt> {
     if fastrand::u32(..CHECK_EVERY) != 0 {
         return Ok(text);
     }
-    let chosen = local.templates.choose(false).ok_or(NoPrompt::Unsupported("no template"))?;
-    let rendered = render(local, chosen, messages, Arguments::plain())?;
+    let chosen = chat.templates.choose(false).ok_or(NoPrompt::Unsupported("no template"))?;
+    let rendered = render(chat, chosen, messages, Arguments::plain())?;
     if rendered != text {
         tracing::error!("a learned chat template differs from the template: plain chats are rendered in full again");
-        local.forget_learned();
+        chat.forget_learned();
     }
     Ok(rendered)
 }
 
 /// Renders a JSON array of messages with the default template and default arguments.
-pub(crate) fn render_plain(local: &Local, messages: &str) -> Option<String> {
-    let chosen = local.templates.choose(false)?;
-    render(local, chosen, messages::read(messages, 0).ok()?, Arguments::plain()).ok()
+pub(crate) fn render_plain(chat: &Chat, messages: &str) -> Option<String> {
+    let chosen = chat.templates.choose(false)?;
+    render(chat, chosen, messages::read(messages, 0).ok()?, Arguments::plain()).ok()
 }
 
 /// Whether a known chat field reaches the template.
@@ -201,6 +204,9 @@ impl Arguments {
         }
         if let Some(effort) = field("reasoning_effort") {
             let effort = json::read(effort)?;
+            if !effort.as_str().is_some_and(|effort| EFFORTS.contains(&effort)) {
+                return Err(NoPrompt::Unsupported("reasoning_effort"));
+            }
             if !pairs.iter().any(|(key, _)| key == "enable_thinking") {
                 pairs.push(("enable_thinking".to_owned(), Value::from(effort.as_str() != Some("none"))));
             }
@@ -217,7 +223,7 @@ impl Arguments {
 
 /// Renders messages with a template.
 fn render(
-    local: &Local,
+    chat: &Chat,
     chosen: Chosen<'_>,
     messages: Vec<messages::Message<'_>>,
     arguments: Arguments,
@@ -225,9 +231,9 @@ fn render(
     let traits = chosen.traits;
     let mut values = messages::conversation(messages, traits.format, traits.developer_role)?;
     let continued = if arguments.continue_final { Some(tag_last(&mut values)?) } else { None };
-    let pairs = local.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
+    let pairs = chat.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
     let pairs = pairs.chain(arguments.pairs).chain([("messages".to_owned(), Value::from(values))]);
-    let mut text = local.templates.render(chosen, Value::from_pairs(pairs)).map_err(NoPrompt::Failed)?;
+    let mut text = chat.templates.render(chosen, Value::from_pairs(pairs)).map_err(NoPrompt::Failed)?;
     if let Some(last) = continued {
         cut_at_tag(&mut text, &last)?;
     }
@@ -282,6 +288,9 @@ fn read_tools(json: &str) -> Result<Value, NoPrompt> {
     let tools = json::read(json)?;
     let tools = tools.try_iter().map_err(NoPrompt::Failed)?;
     let tools: Vec<Value> = tools.map(|tool| read_tool(&tool)).collect::<Result<_, _>>()?;
+    if tools.is_empty() {
+        return Err(NoPrompt::Unsupported("empty tools"));
+    }
     Ok(Value::from(tools))
 }
 

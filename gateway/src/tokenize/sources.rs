@@ -126,7 +126,7 @@ impl Entry {
             encoder: local.map(|local| local.encoder.name()),
             slow_because: local.and_then(|local| local.encoder.fast_refused.clone()),
             remembers: local.is_some_and(|local| local.encoder.remembers()),
-            learned_template: local.is_some_and(Local::uses_learned),
+            learned_template: local.is_some_and(|local| local.chat.uses_learned()),
             problem: self.problem.lock().clone(),
             digest: local.map(|local| local.digest),
             differences: self.differences.load(Ordering::Relaxed),
