@@ -8,6 +8,8 @@
 
 pub mod accept;
 pub mod admin;
+pub mod app;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod discover;

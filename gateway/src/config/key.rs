@@ -2,6 +2,8 @@
 
 use super::unit::{read_duration, read_size, show_duration, show_size};
 use super::{AccessLog, POLICIES};
+use crate::discover::WorkerUrl;
+use crate::signal::cache_events::Attach;
 use forebay_routing::Policy;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -148,10 +150,7 @@ impl Kind {
             Self::Address => text.parse().map(Value::Address).map_err(|_| unfit()),
             Self::Url => read_url(text).map(Value::Text),
             Self::HostPort => is_host_port(text).then(|| Value::Text(text.to_owned())).ok_or_else(unfit),
-            Self::ZmqEndpoint => match text.strip_prefix("tcp://") {
-                Some(rest) if is_host_port(rest) => Ok(Value::Text(text.to_owned())),
-                _ => Err(unfit()),
-            },
+            Self::ZmqEndpoint => read_endpoint(text).map(Value::Text),
             Self::Policy => POLICIES
                 .iter()
                 .find(|(name, _)| *name == text)
@@ -240,24 +239,18 @@ fn within(n: u64, min: u64, max: u64, show: impl Fn(u64) -> String) -> Result<u6
     Err(format!("{} is out of bounds; write {} to {}", show(n), show(min), show(max)))
 }
 
-/// `http://host:port` without anything a worker's base URL must not carry; the trailing slash goes, the host is
-/// lower-cased, so that one worker has one spelling.
+/// A worker's base URL in its one spelling, so that a worker that is listed twice is seen to be. What stands before an
+/// `@` may be a password and is not repeated.
 fn read_url(text: &str) -> Result<String, String> {
-    let Some(rest) = text.strip_prefix("http://") else {
-        let fault = if text.starts_with("https://") { "speaks TLS, which is not supported" } else { "has no http://" };
-        return Err(format!("\"{text}\" {fault}; write \"http://host:port\""));
-    };
-    let rest = rest.strip_suffix('/').unwrap_or(rest);
-    if rest.contains('@') {
-        return Err("the URL carries credentials or a rank before \"@\"; write \"http://host:port\"".to_owned());
-    }
-    if rest.contains(['/', '?', '#']) {
-        return Err(format!("\"{text}\" has a path or query; write \"http://host:port\""));
-    }
-    if !is_host_port(rest) {
-        return Err(format!("\"{text}\" does not name a host and a port; write \"http://host:port\""));
-    }
-    Ok(format!("http://{}", rest.to_ascii_lowercase()))
+    let shown = if text.contains('@') { "…@…" } else { text };
+    let parsed = WorkerUrl::parse(&text.to_ascii_lowercase());
+    parsed.map(|url| url.canonical()).map_err(|error| format!("\"{shown}\" is no worker's URL; {}", error.reason))
+}
+
+/// A KV event endpoint, in the shapes that the listener takes.
+fn read_endpoint(text: &str) -> Result<String, String> {
+    let parsed = Attach::parse(text, "localhost");
+    parsed.map(|_| text.to_owned()).map_err(|error| format!("\"{text}\" is no endpoint; {}", error.reason))
 }
 
 /// `name:port`, `1.2.3.4:port` or `[::1]:port`, port 1 to 65535.
@@ -268,9 +261,4 @@ fn is_host_port(text: &str) -> bool {
         None => !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_')),
     };
     host_fits && port.bytes().all(|b| b.is_ascii_digit()) && matches!(port.parse::<u16>(), Ok(1..))
-}
-
-/// Reads a worker's base URL as the configuration does; for `POST /workers` and the flags.
-pub fn read_worker_url(text: &str) -> Result<String, String> {
-    read_url(text)
 }

@@ -23,7 +23,6 @@ mod tests;
 mod unit;
 mod written;
 
-pub use key::read_worker_url;
 pub use problem::{Origin, Problem, Problems};
 pub use resolved::{AccessLog, Config};
 pub use source::{Environment, Flags, Sources};
@@ -41,6 +40,12 @@ pub const POLICIES: [(&str, Policy); 6] = [
     ("consistent-hash", Policy::ConsistentHash),
     ("session", Policy::Session),
 ];
+
+/// The name of `policy`.
+pub fn policy_name(policy: Policy) -> &'static str {
+    // Every variant has its row: `tests::the_policies_have_one_name_each` walks the enum.
+    POLICIES.iter().find(|(_, known)| *known == policy).map_or("unknown", |(name, _)| name)
+}
 
 /// A configuration that holds together.
 #[derive(Clone, Debug, PartialEq)]

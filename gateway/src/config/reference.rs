@@ -1,12 +1,10 @@
-//! The reference table of the README, written from the table that parses.
+//! The reference of the README, written from the table that parses. `make reference` puts it there; a test that runs the
+//! binary holds the two against each other.
 
 use super::key::{Fallback, Key};
 use super::source::SPECIAL;
 use super::table::{KEYS, LISTS};
 use std::fmt::Write as _;
-
-/// Markers in the README between which [`markdown`] stands.
-pub const MARKERS: (&str, &str) = ("<!-- config -->", "<!-- /config -->");
 
 /// One table for each section: key, what may be written, default, whether a reload applies it, meaning.
 pub fn markdown() -> String {

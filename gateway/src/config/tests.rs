@@ -133,7 +133,7 @@ fn faults_outside_the_file_name_their_source() {
         complaints(&sources, ""),
         [
             "environment FOREBAY_HEALTH_TIMEOUT: health.timeout: \"5\" has no unit; write a whole number and ms, s, m or h, such as \"5s\" or \"250ms\"",
-            "environment FOREBAY_WORKERS: workers[0].url: \"engine:1\" has no http://; write \"http://host:port\"",
+            "environment FOREBAY_WORKERS: workers[0].url: \"engine:1\" is no worker's URL; write http://host:port",
             "flag --set: routing.polcy: unknown key; did you mean routing.policy?",
             "flag --tokenizer: models: \"no-equals-sign\" has no \"=\"; write MODEL=FOLDER",
         ]
@@ -255,7 +255,7 @@ fn a_bad_file_keeps_the_old_state_and_says_why() {
 
     reloader.apply(Ok(Some("[[workers]]\nurl = \"nonsense\"".to_owned())));
     assert_eq!(*config.borrow(), before);
-    let why = "f.toml:2:7: workers[0].url: \"nonsense\" has no http://; write \"http://host:port\"";
+    let why = "f.toml:2:7: workers[0].url: \"nonsense\" is no worker's URL; write http://host:port";
     assert_eq!(reloader.state().error.as_deref(), Some(why));
     assert_eq!((reloader.state().applied, reloader.state().refused), (0, 1));
     assert_eq!(reports.lock().as_slice(), [Err(why.to_owned())]);

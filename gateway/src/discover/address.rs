@@ -26,6 +26,11 @@ pub struct UrlError {
 }
 
 impl WorkerUrl {
+    /// The one spelling of this URL: base, and the rank where it names one.
+    pub fn canonical(&self) -> String {
+        self.rank.map_or_else(|| self.base.clone(), |rank| format!("{}@{rank}", self.base))
+    }
+
     /// Takes `url` apart. The rank suffix goes first: to a URL parser `host:port@1` is a user and a password.
     pub fn parse(url: &str) -> Result<Self, UrlError> {
         let wrong = |reason| UrlError { url: url.to_owned(), reason };

@@ -23,7 +23,7 @@ pub(super) async fn watch(discovery: Discovery, pool: DnsPool) {
         match look_up(&pool).await {
             Ok(addresses) => {
                 failing = false;
-                discovery.replace_dns(&pool.name, workers(&pool, &addresses));
+                discovery.replace_dns(&pool, workers(&pool, &addresses));
             }
             Err(problem) => {
                 discovery.shared.dns_failures.with_label_values(&[&pool.name]).inc();

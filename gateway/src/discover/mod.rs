@@ -76,6 +76,8 @@ struct State {
     /// URLs that an operator took out; the next file may bring them back.
     removed: BTreeSet<String>,
     running: BTreeMap<String, Running>,
+    /// DNS names that are watched, and how to stop.
+    names: BTreeMap<String, (DnsPool, CancellationToken)>,
 }
 
 /// Handle on discovery; cheap to clone.
@@ -179,9 +181,32 @@ impl Discovery {
         known
     }
 
-    /// Watches a DNS name until discovery ends.
-    pub fn watch(&self, pool: DnsPool) {
-        self.shared.tasks.spawn("dns", dns::watch(self.clone(), pool));
+    /// Makes `pools` the DNS names that are watched: workers of a name that is no longer there drain.
+    pub fn reconcile_names(&self, pools: Vec<DnsPool>) {
+        let mut state = self.shared.state.lock();
+        state.names.retain(|_, (pool, stop)| {
+            let stays = pools.contains(pool);
+            if !stays {
+                stop.cancel();
+            }
+            stays
+        });
+        let State { names, wanted, .. } = &mut *state;
+        wanted.retain(|source, _| !matches!(source, Source::Dns(name) if !names.contains_key(name)));
+        for pool in pools {
+            if !names.contains_key(&pool.name) {
+                let stop = CancellationToken::new();
+                names.insert(pool.name.clone(), (pool.clone(), stop.clone()));
+                let watch = dns::watch(self.clone(), pool);
+                self.shared.tasks.spawn("dns", async move {
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = watch => {}
+                    }
+                });
+            }
+        }
+        self.apply(&mut state);
     }
 
     /// Every site, ordered by URL.
@@ -190,10 +215,13 @@ impl Discovery {
     }
 
     /// The answer of one DNS name.
-    fn replace_dns(&self, name: &str, workers: Vec<Worker>) {
+    fn replace_dns(&self, pool: &DnsPool, workers: Vec<Worker>) {
         let mut state = self.shared.state.lock();
-        state.wanted.insert(Source::Dns(name.to_owned()), workers);
-        self.apply(&mut state);
+        // An answer may come while its name is being taken out.
+        if state.names.get(&pool.name).is_some_and(|(watched, _)| watched == pool) {
+            state.wanted.insert(Source::Dns(pool.name.clone()), workers);
+            self.apply(&mut state);
+        }
     }
 
     /// Brings what runs in line with what is wanted.

@@ -250,9 +250,9 @@ async fn a_name_resolves_to_workers_and_a_failing_one_keeps_them() {
         model: None,
         interval: Duration::from_millis(100),
     };
-    rig.discovery.watch(pool("localhost"));
+    rig.discovery.reconcile_names(vec![pool("localhost")]);
     rig.wait("found by name", |all| all.iter().any(|worker| worker.view.state == WorkerState::Ready)).await;
-    rig.discovery.watch(pool("no-such-name.invalid"));
+    rig.discovery.reconcile_names(vec![pool("localhost"), pool("no-such-name.invalid")]);
     for _ in 0..3_000 {
         if rig.discovery.shared.dns_failures.with_label_values(&["no-such-name.invalid"]).get() > 0 {
             break;
@@ -261,6 +261,8 @@ async fn a_name_resolves_to_workers_and_a_failing_one_keeps_them() {
     }
     assert!(rig.discovery.shared.dns_failures.with_label_values(&["no-such-name.invalid"]).get() > 0);
     assert!(rig.fleet.describe().await.iter().any(|worker| worker.view.state == WorkerState::Ready));
+    rig.discovery.reconcile_names(vec![pool("no-such-name.invalid")]);
+    rig.wait("a name that is taken out takes its workers along", <[WorkerStatus]>::is_empty).await;
 }
 
 #[tokio::test]

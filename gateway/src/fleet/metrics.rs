@@ -15,7 +15,7 @@ const STATES: [WorkerState; 5] =
 const FAILURES: [&str; 3] = ["connect", "broken", "status"];
 
 /// The label value of a state.
-pub(crate) fn state_name(state: WorkerState) -> &'static str {
+pub fn state_name(state: WorkerState) -> &'static str {
     match state {
         WorkerState::Starting => "starting",
         WorkerState::Ready => "ready",

@@ -26,6 +26,7 @@ mod tests;
 
 pub(crate) use handle::Handle;
 pub use member::{Facts, WorkerStatus};
+pub use metrics::state_name;
 pub use reservation::Reservation;
 
 use crate::clock::Clock;

@@ -2,7 +2,7 @@
 
 use super::labels::{ModelSeries, Models};
 use super::record::{Record, blame_name, reason_name};
-use crate::config::POLICIES;
+use crate::config::policy_name;
 use prometheus::core::Collector;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
@@ -145,8 +145,7 @@ impl Families {
     pub(super) fn count(&self, models: &Models, record: &Record) {
         models.with(self, record, |series| self.count_model(series, record));
         if let Some(reason) = record.reason {
-            let policy = record.policy.and_then(|policy| POLICIES.iter().find(|(_, known)| *known == policy));
-            let policy = policy.map_or("unknown", |(name, _)| *name);
+            let policy = record.policy.map_or("none", policy_name);
             self.decisions.with_label_values(&[policy, reason_name(reason)]).inc();
         }
         if let Some(code) = record.fault {

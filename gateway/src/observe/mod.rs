@@ -14,6 +14,7 @@
 pub mod access;
 mod families;
 mod labels;
+pub mod log;
 mod record;
 mod sampled;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::accept::unknown_model;
 use crate::error::Fault;
 use crate::observe::Record;
 use crate::parse::Parsed;
-use crate::tokenize::{Outcome, TextReason};
+use crate::tokenize::Outcome;
 use forebay_routing::decision::Reason;
 use forebay_routing::facts::BlockChain;
 use forebay_routing::index::Hits;
@@ -194,19 +194,10 @@ impl Considered {
     pub(super) fn describe(&self, record: &mut Record) {
         record.tokenize_ms = self.tokenize_ms;
         record.prompt_tokens = self.prompt_tokens;
+        record.policy = Some(self.policy);
         if let Some(Outcome::Text(reason)) = &self.tokens {
-            record.text_reason = Some(label(*reason));
+            record.text_reason = Some(reason.label());
         }
-    }
-}
-
-fn label(reason: TextReason) -> &'static str {
-    match reason {
-        TextReason::NoTokenizer => "no_tokenizer",
-        TextReason::Late => "late",
-        TextReason::Unsupported => "unsupported",
-        TextReason::Failed => "failed",
-        TextReason::Drift => "drift",
     }
 }
 

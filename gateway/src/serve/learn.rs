@@ -71,6 +71,8 @@ pub(super) fn finish(
     record.outcome = end.outcome;
     record.worker = Some((exchange.decision.worker, exchange.endpoint.url.as_str().into()));
     record.reason = Some(exchange.decision.reason);
+    let sent_ms = ms(exchange.sent.duration_since(request.arrived));
+    record.queue_ms = Some((sent_ms - record.received_ms - record.overhead_ms).max(0.0));
     record.retries = exchange.retries;
     record.predicted_cached = exchange.decision.cached_tokens;
     record.cached_tokens = usage.and_then(|usage| usage.cached_tokens);

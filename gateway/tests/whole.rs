@@ -1,0 +1,364 @@
+//! The gateway as `serve` builds it, in front of mock engines: admin listener, reload, access log, drain.
+
+use forebay::app::{App, StartError};
+use forebay::cli::Exit;
+use forebay::config::{Flags, Sources};
+use forebay_engine::{EngineBuilder, EngineHandle};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Duration, sleep, timeout};
+
+/// Longer than anything here takes on a busy machine.
+const WAIT: Duration = Duration::from_secs(60);
+
+struct Gateway {
+    app: App,
+    clients: SocketAddr,
+    admin: SocketAddr,
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+fn sources(workers: &[&EngineHandle], set: &[(&str, &str)]) -> Sources {
+    let fixed = [("listen.address", "127.0.0.1:0"), ("admin.address", "127.0.0.1:0"), ("health.interval", "100ms")];
+    let scalars =
+        fixed.iter().chain(set).map(|(key, value)| ("--set".to_owned(), (*key).to_owned(), (*value).to_owned()));
+    let workers = workers.iter().map(|engine| engine.url()).collect();
+    Sources { flags: Flags { scalars: scalars.collect(), workers, tokenizers: Vec::new() }, ..Sources::default() }
+}
+
+async fn start(sources: Sources) -> Gateway {
+    let loaded = sources.load().expect("a good configuration");
+    let app = App::start(sources, loaded).await.expect("started");
+    let (clients, admin) = app.addresses();
+    Gateway { app, clients, admin }
+}
+
+async fn engine() -> EngineHandle {
+    EngineBuilder::new().model("m").speedup(100.0).start().await.expect("an engine")
+}
+
+/// One request with its own connection; `extra` are whole header lines.
+async fn ask(to: SocketAddr, method: &str, path: &str, extra: &str, body: &str) -> Answer {
+    let host = if extra.to_ascii_lowercase().contains("host:") { String::new() } else { format!("Host: {to}\r\n") };
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\n{host}Connection: close\r\nContent-Length: {}\r\n{extra}\r\n{body}",
+        body.len()
+    );
+    let exchange = async {
+        let mut stream = TcpStream::connect(to).await.expect("connected");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.expect("received");
+        String::from_utf8(answer).expect("UTF-8")
+    };
+    let text = timeout(WAIT, exchange).await.expect("answered in time");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    Answer { status, head: head.to_owned(), body: body.to_owned() }
+}
+
+impl Gateway {
+    async fn get(&self, path: &str) -> Answer {
+        ask(self.admin, "GET", path, "", "").await
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Answer {
+        ask(self.admin, "POST", path, "Content-Type: application/json\r\n", &body.to_string()).await
+    }
+
+    async fn chat(&self, text: &str) -> Answer {
+        let body = json!({"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": text}]});
+        ask(self.clients, "POST", "/v1/chat/completions", "Content-Type: application/json\r\n", &body.to_string()).await
+    }
+
+    /// Asks until `holds`; shows the last answer when it never does.
+    async fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
+        let mut last = self.get(path).await;
+        let waiting = async {
+            while !holds(&last) {
+                sleep(Duration::from_millis(20)).await;
+                last = self.get(path).await;
+            }
+        };
+        let in_time = timeout(WAIT, waiting).await.is_ok();
+        assert!(in_time, "{path}: {} {}", last.status, last.body);
+        last
+    }
+
+    async fn until_ready(&self, workers: usize) {
+        self.until("/workers", |answer| {
+            let list = answer.json();
+            let states = list["workers"].as_array().expect("a list").iter().map(|worker| worker["state"].clone());
+            states.filter(|state| state == "ready").count() == workers
+        })
+        .await;
+    }
+}
+
+fn series<'a>(page: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
+    page.lines().filter(move |line| line.starts_with(name))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flags_alone_make_a_gateway_that_serves_and_tells_what_it_did() {
+    let (a, b) = (engine().await, engine().await);
+    let gateway = start(sources(&[&a, &b], &[])).await;
+    gateway.until_ready(2).await;
+    assert_eq!(gateway.get("/readyz").await.status, 200);
+    assert_eq!(gateway.get("/healthz").await.status, 200);
+
+    let answer = gateway.chat("hello").await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+
+    let list = gateway.get("/workers").await.json();
+    let first = &list["workers"][0];
+    assert_eq!(first["model"], "m");
+    assert_eq!(first["block_size"], 16);
+    assert!([a.url(), b.url()].iter().any(|url| first["url"] == **url), "{list}");
+    assert!(first["in_flight"]["requests"].is_u64() && first["id"].is_string(), "{list}");
+
+    let status = gateway.until("/status", |answer| answer.json()["feeds"][1]["state"] == "live").await.json();
+    assert_eq!(status["ready"], true);
+    assert_eq!(status["models"][0]["name"], "m");
+    assert_eq!(status["models"][0]["ready_workers"], 2);
+    assert_eq!(status["models"][0]["policy"], "kv");
+    assert_eq!(status["workers"]["states"]["ready"], 2);
+    assert_eq!(status["config"]["error"], Value::Null);
+
+    let page = gateway.get("/metrics").await;
+    assert!(page.head.contains("text/plain; version=0.0.4"), "{}", page.head);
+    let served = "forebay_requests_total{dialect=\"chat\",model=\"m\",outcome=\"ok\",status=\"2xx\"} 1";
+    assert_eq!(series(&page.body, served).count(), 1, "{}", page.body);
+    assert_eq!(series(&page.body, "forebay_decisions_total{policy=\"kv\"").count(), 1);
+    assert_eq!(series(&page.body, "forebay_time_to_first_token_seconds_count{model=\"m\"} 1").count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_family_of_every_module_has_help_and_a_unit() {
+    let a = engine().await;
+    let gateway = start(sources(&[&a], &[])).await;
+    gateway.until_ready(1).await;
+    gateway.chat("hello").await;
+    let page = gateway.until("/metrics", |page| page.body.contains("forebay_index_blocks ")).await.body;
+    let units = [
+        "_total",
+        "_seconds",
+        "_bytes",
+        "_tokens",
+        "_ms",
+        "_blocks",
+        "_holders",
+        "_connections",
+        "_info",
+        "_state",
+        // What they count stands last: requests of an engine, the source of a model's ids, a share.
+        "_running",
+        "_waiting",
+        "_requests",
+        "_usage",
+        "_source",
+        "_jobs",
+        "_threads",
+        "_entries",
+        "_workers",
+        "_depth",
+    ];
+    let mut families = 0;
+    for name in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+        assert!(name.starts_with("forebay_"), "{name}");
+        assert!(page.contains(&format!("# HELP {name} ")), "{name} has no help");
+        assert!(units.iter().any(|unit| name.ends_with(unit)), "{name} has no unit");
+        families += 1;
+    }
+    assert!(families > 40, "all modules are on the page: {families}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_come_and_go_by_hand() {
+    let (a, b) = (engine().await, engine().await);
+    let gateway = start(sources(&[&a], &[])).await;
+    gateway.until_ready(1).await;
+
+    let added = gateway.post("/workers?wait=true", &json!({"url": b.url()})).await;
+    assert_eq!((added.status, &added.json()["state"]), (200, &json!("ready")), "{}", added.body);
+    let again = gateway.post("/workers", &json!({"url": b.url()})).await;
+    assert_eq!((again.status, &again.json()["added"]), (202, &json!(false)));
+    gateway.until_ready(2).await;
+
+    let removed = ask(gateway.admin, "DELETE", "/workers", "", &json!({"url": a.url()}).to_string()).await;
+    assert_eq!(removed.status, 202, "{}", removed.body);
+    gateway.until_ready(1).await;
+    let escaped = b.url().replace(':', "%3A").replace('/', "%2F");
+    let removed = ask(gateway.admin, "DELETE", &format!("/workers?url={escaped}"), "", "").await;
+    assert_eq!(removed.status, 202, "{}", removed.body);
+    gateway.until("/readyz", |answer| answer.status == 503).await;
+    let gone = ask(gateway.admin, "DELETE", "/workers", "", &json!({"url": a.url()}).to_string()).await;
+    assert_eq!(gone.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_requests_to_the_admin_listener_are_told_why() {
+    let gateway = start(sources(&[], &[])).await;
+    let cases = [
+        ("GET", "/nothing", "", "", 404, "/workers"),
+        ("POST", "/metrics", "", "", 405, "use GET"),
+        ("POST", "/workers", "", "not json", 400, "is not a worker"),
+        ("POST", "/workers", "", "{\"url\":\"http://a:1\",\"zone\":1}", 400, "unknown field"),
+        ("POST", "/workers", "", "{\"url\":\"https://a:1\"}", 400, "TLS"),
+        ("POST", "/workers", "", "{\"url\":\"http://user:pw@a:1\"}", 400, "user names"),
+        ("POST", "/workers", "", "{\"url\":\"http://a:1\",\"ranks\":0}", 400, "ranks"),
+        ("DELETE", "/workers", "", "", 400, "url"),
+        ("POST", "/explain", "", "{", 400, "JSON"),
+        ("POST", "/explain?dialect=latin", "", "{}", 400, "chat or completions"),
+        ("POST", "/explain", "", "{\"model\":\"x\",\"messages\":[]}", 404, "does not exist"),
+        ("GET", "/status", "Origin: http://evil.example\r\n", "", 403, "web pages"),
+        ("GET", "/status", "Sec-Fetch-Site: cross-site\r\n", "", 403, "web pages"),
+        ("GET", "/status", "Host: evil.example:8081\r\n", "", 421, "localhost"),
+        ("GET", "/status", "Host: localhost:8081\r\n", "", 200, "version"),
+        ("GET", "/status", "Host: [::1]:8081\r\n", "", 200, "version"),
+        ("GET", "/readyz", "", "", 503, "no worker"),
+    ];
+    for (method, path, extra, body, status, word) in cases {
+        let answer = ask(gateway.admin, method, path, extra, body).await;
+        assert_eq!(answer.status, status, "{method} {path} {extra}{body}: {}", answer.body);
+        assert!(answer.body.contains(word), "{method} {path} {extra}{body}: {}", answer.body);
+        answer.json();
+    }
+    let large = "x".repeat(65 << 10);
+    let answer = ask(gateway.admin, "POST", "/workers", "", &large).await;
+    assert_eq!(answer.status, 413, "{}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn explain_says_why_and_sends_nothing() {
+    let (a, b) = (engine().await, engine().await);
+    let gateway = start(sources(&[&a, &b], &[])).await;
+    gateway.until_ready(2).await;
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "why"}]});
+    let answer = gateway.post("/explain", &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let explanation: forebay::admin::Explanation = serde_json::from_str(&answer.body).expect("an explanation");
+    assert_eq!((explanation.policy.as_str(), explanation.candidates.len()), ("kv", 2));
+    let chosen = explanation.chosen.expect("somebody");
+    assert!(
+        explanation.candidates.iter().any(|candidate| candidate.worker == chosen && candidate.standing == "eligible")
+    );
+    assert!(explanation.candidates.iter().all(|candidate| candidate.prefill_ms > 0.0 && candidate.cost_ms > 0.0));
+    let page = gateway.get("/metrics").await.body;
+    assert_eq!(series(&page, "forebay_requests_total{").count(), 0, "nothing was served");
+}
+
+fn file_sources(path: PathBuf) -> Sources {
+    Sources { file: Some(path), ..Sources::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_file_applies_and_a_bad_one_keeps_the_old_state() {
+    let (a, b) = (engine().await, engine().await);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("forebay.toml");
+    let write = |policy: &str, urls: &[String]| {
+        let workers: String = urls.iter().map(|url| format!("[[workers]]\nurl = \"{url}\"\n")).collect();
+        let head = "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n";
+        std::fs::write(&path, format!("{head}[routing]\npolicy = \"{policy}\"\n{workers}")).expect("written");
+    };
+    write("kv", &[a.url()]);
+    let gateway = start(file_sources(path.clone())).await;
+    gateway.until_ready(1).await;
+
+    write("round-robin", &[a.url(), b.url()]);
+    gateway.until_ready(2).await;
+    gateway.until("/status", |answer| answer.json()["models"][0]["policy"] == "round-robin").await;
+    gateway.chat("now in turn").await;
+    assert!(gateway.get("/metrics").await.body.contains("forebay_decisions_total{policy=\"round-robin\""));
+
+    write("astrology", &[a.url()]);
+    let status = gateway.until("/status", |answer| answer.json()["config"]["refused"] == 1).await.json();
+    let why = status["config"]["error"].as_str().expect("a reason");
+    assert!(why.contains("forebay.toml:6:10: routing.policy: \"astrology\""), "{why}");
+    assert_eq!(status["workers"]["states"]["ready"], 2, "the old state holds");
+    assert!(gateway.get("/metrics").await.body.contains("forebay_config_reloads_total{result=\"refused\"} 1"));
+
+    write("round-robin", &[b.url()]);
+    gateway.until_ready(1).await;
+    assert_eq!(gateway.get("/status").await.json()["config"]["error"], Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn neither_log_nor_metrics_hold_prompt_or_credentials() {
+    const PROMPT: &str = "the launch code is 7F-31-C0";
+    const KEY: &str = "sk-very-secret";
+    let a = engine().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("access.jsonl");
+    let gateway = start(sources(&[&a], &[("observe.access_log", log.to_str().expect("UTF-8"))])).await;
+    gateway.until_ready(1).await;
+    let body = json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": PROMPT}]});
+    let headers = format!("Authorization: Bearer {KEY}\r\nX-Request-Id: given-1\r\n");
+    let answer = ask(gateway.clients, "POST", "/v1/chat/completions", &headers, &body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let page = gateway.get("/metrics").await.body;
+    let status = gateway.get("/status").await.body;
+    assert!(timeout(WAIT, gateway.app.drain()).await.is_ok());
+    let lines = std::fs::read_to_string(&log).expect("the log");
+    let line: Value = serde_json::from_str(lines.lines().next().expect("a line")).expect("JSON");
+    assert_eq!((&line["id"], &line["model"], &line["status"]), (&json!("given-1"), &json!("m"), &json!(200)));
+    assert_eq!(line["worker"], a.url());
+    for text in [&lines, &page, &status] {
+        assert!(!text.contains("launch code") && !text.contains(KEY), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_is_announced_and_waits_for_what_runs() {
+    let slow = EngineBuilder::new().model("m").speedup(1.0).start().await.expect("an engine");
+    let gateway = start(sources(&[&slow], &[])).await;
+    gateway.until_ready(1).await;
+    let (clients, admin) = (gateway.clients, gateway.admin);
+    let body = json!({"model": "m", "max_tokens": 60, "messages": [{"role": "user", "content": "slowly"}]});
+    let mut requests = tokio::task::JoinSet::new();
+    requests.spawn(async move { ask(clients, "POST", "/v1/chat/completions", "", &body.to_string()).await });
+    gateway.until("/workers", |answer| answer.json()["workers"][0]["in_flight"]["requests"] == 1).await;
+    let draining = gateway.app.drain();
+    tokio::pin!(draining);
+    let ready = tokio::select! {
+        _ = &mut draining => panic!("the drain did not wait for a request of about a second"),
+        ready = ask(admin, "GET", "/readyz", "", "") => ready,
+    };
+    assert_eq!(ready.status, 503);
+    assert!(ready.body.contains("draining"), "{}", ready.body);
+    let drained = timeout(WAIT, draining).await.expect("the drain ended");
+    assert_eq!(drained.cut, 0);
+    let answer = requests.join_next().await.expect("one request").expect("not cancelled");
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+#[tokio::test]
+async fn a_taken_port_ends_the_start_with_its_own_exit_code() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    for key in ["listen.address", "admin.address"] {
+        let sources = sources(&[], &[(key, &address)]);
+        let loaded = sources.load().expect("a good configuration");
+        let error: StartError = match App::start(sources, loaded).await {
+            Ok(_) => panic!("{key} was free"),
+            Err(error) => error,
+        };
+        assert_eq!(error.exit(), Exit::Unavailable);
+        assert!(error.to_string().starts_with(&format!("{key}: cannot listen on {address}")), "{error}");
+    }
+}
