@@ -75,3 +75,18 @@ impl Fault {
         .to_string()
     }
 }
+
+/// Why a request ended before its answer was complete.
+#[derive(Debug)]
+pub enum Halt {
+    /// The client left: nobody is there to answer.
+    Gone,
+    /// Answered with an error.
+    Fault(Fault),
+}
+
+impl From<Fault> for Halt {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}

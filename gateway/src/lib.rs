@@ -17,6 +17,7 @@ pub mod dispatch;
 pub mod error;
 pub mod fleet;
 pub mod http1;
+pub mod limits;
 pub mod observe;
 pub mod parse;
 pub mod serve;

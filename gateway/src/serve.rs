@@ -14,18 +14,19 @@ mod learn;
 
 pub use consider::{Considered, consider};
 
-use crate::accept::{Client, Halt, Limits, Next, Reply, Request};
+use crate::accept::{Reply, Request};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::dispatch::{Connector, Outbound, RetryBudget, dispatch};
-use crate::error::Fault;
+use crate::dispatch::{Dispatcher, Outbound, overdue};
+use crate::error::{Blame, Fault, Halt};
 use crate::fleet::Fleet;
 use crate::http1::Framing;
 use crate::http1::fields::Kind;
 use crate::http1::response::Downstream;
+use crate::limits::{Limits, Share};
 use crate::observe::{Observer, Outcome, Record};
 use crate::parse::{self, Dialect};
-use crate::stream::{self, Reading};
+use crate::stream::{Client, Interrupt, Next, Reading, relay, stopping};
 use crate::tokenize::Tokenizers;
 use arc_swap::ArcSwap;
 use forebay_routing::{LocalLoad, Policy};
@@ -46,10 +47,8 @@ pub struct Gateway {
     pub observer: Observer,
     /// Time.
     pub clock: Clock,
-    /// Connections to engines.
-    pub connector: Arc<Connector>,
-    /// How much may be retried.
-    pub budget: RetryBudget,
+    /// The way to engines.
+    pub dispatcher: Arc<Dispatcher>,
     /// Connections and buffered bytes.
     pub limits: Limits,
     /// One per request: round-robin position, and with `seed` the request's rng.
@@ -83,12 +82,11 @@ impl Gateway {
         clock: Clock,
     ) -> Arc<Self> {
         Arc::new(Self {
+            dispatcher: Arc::new(Dispatcher::new(&config, fleet.clone(), clock)),
             fleet,
             tokenizers,
             observer,
             clock,
-            connector: Connector::new(&config.upstream, clock),
-            budget: RetryBudget::new(config.routing.retry_budget, clock),
             limits: Limits::new(&config.listen),
             cursor: AtomicU64::new(0),
             seed: config.routing.seed.unwrap_or_else(|| fastrand::u64(..)),
@@ -171,7 +169,8 @@ async fn steps(
     // dispatch
     let strip_usage = parsed.wants_usage_stripped();
     let mut outbound = Outbound {
-        request,
+        head: &request.head,
+        request_id: &request.id,
         body: parsed.upstream_body(),
         share,
         reading: if parsed.stream { Reading::Events { strip_usage } } else { Reading::Whole },
@@ -179,10 +178,11 @@ async fn steps(
         completions: parsed.n,
         repeatable: true,
     };
-    let mut exchange = dispatch(gateway, client, &mut outbound, |tried| considered.choose(gateway, tried)).await?;
+    let mut exchange =
+        gateway.dispatcher.dispatch(client, &mut outbound, |tried| considered.choose(gateway, tried)).await?;
     drop(outbound);
     // stream
-    let end = stream::relay(client, &mut exchange, request, config.upstream.idle_timeout).await;
+    let end = relay(client, &mut exchange, &request.head, &request.id).await;
     // observe
     learn::learn(gateway, &parsed, &considered, &exchange, &end);
     Ok(learn::finish(gateway, request, exchange, end, considered.load, record))
@@ -194,11 +194,12 @@ async fn through(
     client: &mut Client,
     request: &Request,
     body: bytes::Bytes,
-    share: crate::accept::Share,
+    share: Share,
     record: &mut Record,
 ) -> Result<Next, Halt> {
     let mut outbound = Outbound {
-        request,
+        head: &request.head,
+        request_id: &request.id,
         body: if body.is_empty() { Vec::new() } else { vec![body] },
         share,
         reading: Reading::Through,
@@ -207,9 +208,9 @@ async fn through(
         repeatable: matches!(request.head.method(), "GET" | "HEAD" | "OPTIONS"),
     };
     let choose = |tried: &[_]| consider::least_in_flight(gateway, tried);
-    let mut exchange = dispatch(gateway, client, &mut outbound, choose).await?;
+    let mut exchange = gateway.dispatcher.dispatch(client, &mut outbound, choose).await?;
     drop(outbound);
-    let end = stream::relay(client, &mut exchange, request, gateway.config.upstream.idle_timeout).await;
+    let end = relay(client, &mut exchange, &request.head, &request.id).await;
     Ok(learn::finish(gateway, request, exchange, end, LocalLoad::default(), record))
 }
 
@@ -223,7 +224,7 @@ async fn answer(client: &mut Client, request: &Request, fault: &Fault, close: bo
         old_keep_alive: request.head.old && !close,
     };
     let bodiless = request.head.method() == "HEAD";
-    match client.reply(&Reply::fault(fault), &to, bodiless).await {
+    match Reply::fault(fault).send(client, &to, bodiless).await {
         Ok(()) if close => Next::Close,
         Ok(()) => Next::Keep,
         Err(_) => Next::Abort,
@@ -254,16 +255,16 @@ fn note(record: &mut Record, fault: &Fault) {
     record.status = fault.status;
     record.fault = Some(fault.code);
     record.outcome = match fault.blame {
-        crate::error::Blame::Worker => Outcome::UpstreamError,
+        Blame::Worker => Outcome::UpstreamError,
         _ => Outcome::Rejected,
     };
 }
 
-fn interrupted(interrupt: crate::accept::Interrupt) -> Halt {
+fn interrupted(interrupt: Interrupt) -> Halt {
     match interrupt {
-        crate::accept::Interrupt::Gone => Halt::Gone,
-        crate::accept::Interrupt::Late => crate::dispatch::overdue().into(),
-        crate::accept::Interrupt::Stopped => crate::accept::stopping().into(),
+        Interrupt::Gone => Halt::Gone,
+        Interrupt::Late => overdue().into(),
+        Interrupt::Stopped => stopping().into(),
     }
 }
 

@@ -1,12 +1,11 @@
 //! Request heads and bodies, read whole, within limits and deadlines.
 
-use super::Halt;
-use super::client::{Client, Interrupt};
-use super::limits::Share;
 use crate::config::resolved::Listen;
-use crate::error::Fault;
+use crate::error::{Fault, Halt};
 use crate::http1::chunked::Decoder;
 use crate::http1::{Framing, Malformed, RequestHead, request};
+use crate::limits::Share;
+use crate::stream::{Client, Interrupt, stopping};
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
@@ -154,6 +153,6 @@ fn halt(interrupt: Interrupt, code: &'static str, message: impl FnOnce() -> Stri
     match interrupt {
         Interrupt::Gone => Halt::Gone,
         Interrupt::Late => Halt::Fault(Fault::client(408, code, message())),
-        Interrupt::Stopped => Halt::Fault(super::stopping()),
+        Interrupt::Stopped => Halt::Fault(stopping()),
     }
 }

@@ -1,24 +1,14 @@
 //! One connection: its requests, one after the other.
 
-use super::client::Client;
 use super::local::{Route, route};
-use super::{Halt, Reply, Request, identity};
+use super::{Reply, Request, identity};
+use crate::error::Halt;
 use crate::http1::fields::Kind;
 use crate::http1::response::Downstream;
 use crate::http1::{Framing, RequestHead};
 use crate::serve::{self, Gateway};
+use crate::stream::{Client, Next};
 use tokio::time::Instant;
-
-/// What becomes of a connection after a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// It takes another.
-    Keep,
-    /// It ends, once what was written has been taken.
-    Close,
-    /// It ends at once and so that the client cannot take the answer for complete.
-    Abort,
-}
 
 /// Serves a connection until it ends.
 pub(super) async fn run(gateway: &Gateway, mut client: Client) {
@@ -32,7 +22,7 @@ pub(super) async fn run(gateway: &Gateway, mut client: Client) {
             Ok(None) | Err(Halt::Gone) => return,
             Err(Halt::Fault(fault)) => {
                 let id = identity::request_id(None);
-                let _ = client.reply(&Reply::fault(&fault), &closing(&id), false).await;
+                let _ = Reply::fault(&fault).send(&mut client, &closing(&id), false).await;
                 serve::reject_unread(gateway, id, &fault);
                 break;
             }
@@ -51,7 +41,7 @@ async fn answer(gateway: &Gateway, client: &mut Client, head: RequestHead) -> Ne
             let close = !request.head.keep_alive || client.is_draining() || request.head.framing != Framing::Empty;
             let to = Downstream { close, old_keep_alive: request.head.old, ..closing(&request.id) };
             let bodiless = request.head.method() == "HEAD";
-            return match client.reply(&reply, &to, bodiless).await {
+            return match reply.send(client, &to, bodiless).await {
                 Ok(()) if !close => Next::Keep,
                 Ok(()) => Next::Close,
                 Err(_) => Next::Abort,

@@ -1,13 +1,12 @@
 //! The clients' listener: bind, run, drain.
 
-use super::client::Client;
-use super::drain::Stages;
 use super::{Reply, connection};
 use crate::config::resolved::Listen;
 use crate::error::Fault;
 use crate::http1::Framing;
 use crate::http1::response::Downstream;
 use crate::serve::{Gateway, count_limit};
+use crate::stream::{Client, Stages};
 use crate::tasks::TaskGroup;
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -70,6 +69,7 @@ impl Ingress {
         // Every connection has one read buffer of its own and writes whole messages: two more would only cost memory.
         let endpoint = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::unbuffered());
         service.endpoints().add_listener(endpoint);
+        gateway.dispatcher.sweep_in(tasks);
         let (shutdown, watch) = watch::channel(false);
         tasks.spawn("ingress", async move {
             service.start_service(Some(Arc::new(Mutex::new(table))), watch, 1).await;
@@ -115,7 +115,7 @@ impl ServerApp for App {
             let fault = crowded(listen);
             count_limit(&self.gateway, &fault);
             let reply = Reply::fault(&fault);
-            let _ = client.reply(&reply, &UNNAMED, false).await;
+            let _ = reply.send(&mut client, &UNNAMED, false).await;
             client.finish().await;
         }
         None

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Invariants
-//! 1. Every wait inside a request goes through [`Client::race`], a read or a write of [`Client`]: each of them watches the
+//! 1. Every wait inside a request goes through [`Client::race`](crate::stream::Client::race), a read or a write of the client: each of them watches the
 //!    deadline, the drain, and (except while input is still expected) the client's leaving.
 //! 2. A limit is answered (431, 413, 408, 503) and the connection closed; nothing is read on to find out more.
 //! 3. A connection that was answered before its body was read is not used again: what follows could be taken for a
@@ -21,45 +21,19 @@
 //! out of time (what still streams ends in an error event, what else runs is cut).
 
 mod body;
-mod client;
 mod connection;
-mod deadline;
-mod drain;
 mod identity;
-mod limits;
 mod listener;
 mod local;
 mod reply;
 
-pub use client::{Client, Interrupt};
-pub use connection::Next;
-pub use deadline::Deadline;
-pub use drain::Stages;
-pub use limits::{Limits, Share, Slot};
 pub use listener::{BindError, Drained, Ingress};
 pub use reply::Reply;
 
-pub(crate) use client::poll_read_buf;
 pub(crate) use local::unknown_model;
 
-use crate::error::Fault;
 use crate::http1::RequestHead;
 use tokio::time::Instant;
-
-/// Why a request ended before its answer was complete.
-#[derive(Debug)]
-pub enum Halt {
-    /// The client left: nobody is there to answer.
-    Gone,
-    /// Answered with an error.
-    Fault(Fault),
-}
-
-impl From<Fault> for Halt {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
-    }
-}
 
 /// One request as it was accepted.
 #[derive(Debug)]
@@ -70,11 +44,4 @@ pub struct Request {
     pub id: String,
     /// When its head was complete.
     pub arrived: Instant,
-}
-
-/// The fault of a request that the end of the drain cuts.
-pub(crate) fn stopping() -> Fault {
-    let mut fault = Fault::gateway(503, "stopping", "the gateway is shutting down; send the request again");
-    fault.retry_after = Some(tokio::time::Duration::from_secs(1));
-    fault
 }

@@ -1,9 +1,9 @@
 //! Answers that the gateway gives by itself.
 
-use super::client::{Client, Interrupt};
 use crate::error::Fault;
 use crate::http1::Framing;
 use crate::http1::response::Downstream;
+use crate::stream::{Client, Interrupt};
 
 /// An answer without an engine.
 #[derive(Clone, Debug)]
@@ -60,12 +60,10 @@ impl Reply {
         }
         out
     }
-}
 
-impl Client {
-    /// Sends an answer of the gateway's own.
-    pub async fn reply(&mut self, reply: &Reply, to: &Downstream<'_>, bodiless: bool) -> Result<(), Interrupt> {
-        self.write(&reply.encode(to, bodiless), b"").await
+    /// Sends it.
+    pub async fn send(&self, client: &mut Client, to: &Downstream<'_>, bodiless: bool) -> Result<(), Interrupt> {
+        client.write(&self.encode(to, bodiless), b"").await
     }
 }
 

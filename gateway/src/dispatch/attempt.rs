@@ -1,13 +1,11 @@
 //! One attempt: connection, request, response head, and the hold until commit.
 
 use super::connection::{Body, Connection};
-use super::{Exchange, Failure, Outbound};
-use crate::accept::{Client, Halt, Interrupt, stopping};
-use crate::error::Fault;
+use super::{Dispatcher, Exchange, Failure, Outbound};
+use crate::error::{Fault, Halt};
 use crate::fleet::Endpoint;
 use crate::http1::{ResponseHead, request, response};
-use crate::serve::Gateway;
-use crate::stream::{self, Progress};
+use crate::stream::{self, Client, Interrupt, Progress, Reading, stopping};
 use forebay_routing::Decision;
 use pingora_core::upstreams::peer::HttpPeer;
 use tokio::time::{Duration, Instant};
@@ -15,49 +13,112 @@ use tokio::time::{Duration, Instant};
 /// Informational responses (100, 103) skipped before the real one.
 const MAX_INFORMATIONAL: usize = 8;
 
-/// Sends the request to `decision.worker` and reads its answer up to the commit point. The outer error ends the request,
-/// the inner one the attempt.
-pub(super) async fn run(
-    gateway: &Gateway,
-    client: &mut Client,
-    outbound: &mut Outbound<'_>,
-    decision: Decision,
-    end: Instant,
-    retries: u32,
-) -> Result<Result<Exchange, Failure>, Halt> {
-    let Some(endpoint) = gateway.fleet.endpoint(decision.worker) else { return Ok(Err(Failure::Removed)) };
-    let reservation =
-        gateway.fleet.reserve(decision.worker, outbound.prompt_tokens, decision.uncached_tokens, outbound.completions);
-    let head = write_head(outbound, &endpoint);
-    let mut race = Race { client, end };
-    let mut pooled = gateway.connector.pool.take(&endpoint.address);
-    let sent = Instant::now();
-    let (connection, head) = loop {
-        let mut connection = match pooled.take() {
-            Some(connection) => connection,
-            None => match connect(gateway, &mut race, &endpoint).await? {
-                Ok(connection) => connection,
+impl Dispatcher {
+    /// Sends the request to `decision.worker` and reads its answer up to the commit point. The outer error ends the
+    /// request, the inner one the attempt.
+    pub(super) async fn attempt(
+        &self,
+        client: &mut Client,
+        outbound: &mut Outbound<'_>,
+        decision: Decision,
+        end: Instant,
+        retries: u32,
+    ) -> Result<Result<Exchange, Failure>, Halt> {
+        let worker = decision.worker;
+        let Some(endpoint) = self.fleet.endpoint(worker) else { return Ok(Err(Failure::Removed)) };
+        let (prompt_tokens, completions) = (outbound.prompt_tokens, outbound.completions);
+        let reservation = self.fleet.reserve(worker, prompt_tokens, decision.uncached_tokens, completions);
+        let head = write_head(outbound, &endpoint);
+        let mut race = Race { client, end };
+        let mut pooled = self.pool.take(&endpoint.address);
+        let sent = Instant::now();
+        let (connection, head) = loop {
+            let mut connection = match pooled.take() {
+                Some(connection) => connection,
+                None => match self.connect(&mut race, &endpoint).await? {
+                    Ok(connection) => connection,
+                    Err(failure) => return Ok(Err(failure)),
+                },
+            };
+            match self.exchange_heads(&mut race, &mut connection, &head, outbound).await? {
+                Ok(answer) => break (connection, answer),
+                // The engine closed this idle connection just when it was taken.
+                Err(Failure::Closed) if connection.reused => {}
                 Err(failure) => return Ok(Err(failure)),
-            },
+            }
         };
-        match exchange_heads(gateway, &mut race, &mut connection, &head, outbound).await? {
-            Ok(answer) => break (connection, answer),
-            // The engine closed this idle connection just when it was taken.
-            Err(Failure::Closed) if connection.reused => {}
-            Err(failure) => return Ok(Err(failure)),
+        let mut exchange = Exchange {
+            body: Body::new(head.framing),
+            progress: Progress::new(outbound.reading, &head),
+            idle_timeout: self.upstream.idle_timeout,
+            connection,
+            head,
+            end,
+            sent,
+            endpoint,
+            decision,
+            reservation,
+            retries,
+        };
+        Ok(stream::hold(client, &mut exchange, &mut outbound.share).await?.map(|()| exchange))
+    }
+
+    async fn connect(&self, race: &mut Race<'_>, endpoint: &Endpoint) -> Result<Result<Connection, Failure>, Halt> {
+        let peer = HttpPeer::new(endpoint.address, false, String::new());
+        match race.run(self.upstream.connect_timeout, self.transport.new_stream(&peer)).await? {
+            Some(Ok(io)) => Ok(Ok(Connection::new(io, endpoint.address))),
+            Some(Err(error)) => {
+                tracing::debug!(worker = %endpoint.url, %error, "connect failed");
+                Ok(Err(Failure::Unreachable))
+            }
+            None => Ok(Err(Failure::Unreachable)),
         }
-    };
-    let body = Body::new(head.framing);
-    let progress = Progress::new(outbound.reading, &head);
-    let mut exchange =
-        Exchange { connection, head, body, progress, end, sent, endpoint, decision, reservation, retries };
-    Ok(stream::hold(client, &mut exchange, &mut outbound.share, gateway.config.upstream.idle_timeout)
-        .await?
-        .map(|()| exchange))
+    }
+
+    async fn exchange_heads(
+        &self,
+        race: &mut Race<'_>,
+        connection: &mut Connection,
+        head: &[u8],
+        outbound: &Outbound<'_>,
+    ) -> Result<Result<ResponseHead, Failure>, Halt> {
+        // An engine may answer (413, 401) and close before it has read the whole body: a failed write is not yet the end.
+        let Some(sent) = race.run(self.upstream.first_byte_timeout, connection.send(head, &outbound.body)).await?
+        else {
+            return Ok(Err(Failure::Late));
+        };
+        let bodiless = outbound.head.method() == "HEAD";
+        let mut limit = self.upstream.first_byte_timeout;
+        let mut informational = 0;
+        loop {
+            match race.run(limit, connection.read(0)).await? {
+                None => return Ok(Err(Failure::Late)),
+                Some(Ok(n @ 1..)) => {
+                    debug_assert!(n > 0);
+                    limit = self.upstream.idle_timeout;
+                }
+                Some(_) if connection.input.is_empty() => return Ok(Err(Failure::Closed)),
+                Some(_) => return Ok(Err(Failure::Cut)),
+            }
+            loop {
+                match response::take(&mut connection.input, bodiless) {
+                    Ok(None) => break,
+                    Ok(Some(answer)) if answer.status == 101 => return Ok(Err(Failure::Garbage)),
+                    Ok(Some(mut answer)) if answer.status >= 200 => {
+                        // What is left of the request would be read as the next one.
+                        answer.keep_alive &= sent.is_ok();
+                        return Ok(Ok(answer));
+                    }
+                    Ok(Some(_)) if informational < MAX_INFORMATIONAL => informational += 1,
+                    Ok(Some(_)) | Err(_) => return Ok(Err(Failure::Garbage)),
+                }
+            }
+        }
+    }
 }
 
 fn write_head(outbound: &Outbound<'_>, endpoint: &Endpoint) -> Vec<u8> {
-    let head = &outbound.request.head;
+    let head = outbound.head;
     let length: u64 = outbound.body.iter().map(|part| part.len() as u64).sum();
     let expects_body = length > 0 || !matches!(head.method(), "GET" | "HEAD" | "OPTIONS" | "DELETE");
     let mut out = Vec::new();
@@ -65,9 +126,9 @@ fn write_head(outbound: &Outbound<'_>, endpoint: &Endpoint) -> Vec<u8> {
         &request::Upstream {
             authority: &endpoint.authority,
             length: expects_body.then_some(length),
-            request_id: &outbound.request.id,
+            request_id: outbound.request_id,
             rank: endpoint.rank,
-            plain_answer: outbound.reading != stream::Reading::Through,
+            plain_answer: outbound.reading != Reading::Through,
         },
         &mut out,
     );
@@ -97,62 +158,4 @@ impl Race<'_> {
 /// The fault of an exchange that took longer than `upstream.total_timeout`.
 pub(crate) fn overdue() -> Fault {
     Fault::worker(504, "upstream_timeout", "the request took longer than upstream.total_timeout allows")
-}
-
-async fn connect(
-    gateway: &Gateway,
-    race: &mut Race<'_>,
-    endpoint: &Endpoint,
-) -> Result<Result<Connection, Failure>, Halt> {
-    let peer = HttpPeer::new(endpoint.address, false, String::new());
-    let connecting = gateway.connector.transport.new_stream(&peer);
-    match race.run(gateway.config.upstream.connect_timeout, connecting).await? {
-        Some(Ok(io)) => Ok(Ok(Connection::new(io, endpoint.address))),
-        Some(Err(error)) => {
-            tracing::debug!(worker = %endpoint.url, %error, "connect failed");
-            Ok(Err(Failure::Unreachable))
-        }
-        None => Ok(Err(Failure::Unreachable)),
-    }
-}
-
-async fn exchange_heads(
-    gateway: &Gateway,
-    race: &mut Race<'_>,
-    connection: &mut Connection,
-    head: &[u8],
-    outbound: &Outbound<'_>,
-) -> Result<Result<ResponseHead, Failure>, Halt> {
-    let upstream = &gateway.config.upstream;
-    // An engine may answer (413, 401) and close before it has read the whole body: a failed write is not yet the end.
-    let Some(sent) = race.run(upstream.first_byte_timeout, connection.send(head, &outbound.body)).await? else {
-        return Ok(Err(Failure::Late));
-    };
-    let bodiless = outbound.request.head.method() == "HEAD";
-    let mut limit = upstream.first_byte_timeout;
-    let mut informational = 0;
-    loop {
-        match race.run(limit, connection.read(0)).await? {
-            None => return Ok(Err(Failure::Late)),
-            Some(Ok(n @ 1..)) => {
-                debug_assert!(n > 0);
-                limit = upstream.idle_timeout;
-            }
-            Some(_) if connection.input.is_empty() => return Ok(Err(Failure::Closed)),
-            Some(_) => return Ok(Err(Failure::Cut)),
-        }
-        loop {
-            match response::take(&mut connection.input, bodiless) {
-                Ok(None) => break,
-                Ok(Some(answer)) if answer.status == 101 => return Ok(Err(Failure::Garbage)),
-                Ok(Some(mut answer)) if answer.status >= 200 => {
-                    // What is left of the request would be read as the next one.
-                    answer.keep_alive &= sent.is_ok();
-                    return Ok(Ok(answer));
-                }
-                Ok(Some(_)) if informational < MAX_INFORMATIONAL => informational += 1,
-                Ok(Some(_)) | Err(_) => return Ok(Err(Failure::Garbage)),
-            }
-        }
-    }
 }

@@ -1,8 +1,8 @@
 //! One connection to an engine: a request out, an answer in.
 
-use crate::accept::poll_read_buf;
 use crate::http1::chunked::Decoder;
 use crate::http1::{Framing, Malformed};
+use crate::stream::poll_read_buf;
 use bytes::{Buf, Bytes, BytesMut};
 use pingora_core::protocols::Stream;
 use smallvec::SmallVec;

@@ -30,14 +30,14 @@ pub use failure::Failure;
 
 pub(crate) use attempt::overdue;
 
-use crate::accept::{Client, Halt, Request, Share};
 use crate::clock::Clock;
+use crate::config::Config;
 use crate::config::resolved::Upstream;
-use crate::error::Fault;
+use crate::error::{Fault, Halt};
 use crate::fleet::{Endpoint, Feedback, Fleet, Reservation};
-use crate::http1::ResponseHead;
-use crate::serve::Gateway;
-use crate::stream::{self, Progress};
+use crate::http1::{RequestHead, ResponseHead};
+use crate::limits::Share;
+use crate::stream::{Client, Progress, Reading};
 use crate::tasks::TaskGroup;
 use bytes::Bytes;
 use forebay_common::id::WorkerId;
@@ -51,45 +51,28 @@ use tokio::time::{Duration, Instant};
 /// Between two sweeps of idle connections.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// Connections to engines.
-pub struct Connector {
+/// Everything that sending takes: connections to engines, deadlines, the retry budget.
+pub struct Dispatcher {
+    fleet: Fleet,
+    upstream: Upstream,
+    max_attempts: u32,
     transport: TransportConnector,
     pool: Pool,
-}
-
-impl Connector {
-    /// No connections yet.
-    pub fn new(upstream: &Upstream, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { transport: TransportConnector::new(None), pool: Pool::new(upstream.pool_size, clock) })
-    }
-
-    /// Keeps the pools free of connections that engines have closed, for as long as `tasks` runs.
-    pub fn sweep_in(self: &Arc<Self>, tasks: &TaskGroup) {
-        let connector = self.clone();
-        tasks.spawn("upstream pool", async move {
-            loop {
-                tokio::time::sleep(SWEEP_EVERY).await;
-                connector.pool.sweep();
-            }
-        });
-    }
-
-    /// Takes a connection back after its answer was read to the end.
-    pub(crate) fn put(&self, connection: Connection) {
-        self.pool.put(connection);
-    }
+    budget: RetryBudget,
 }
 
 /// What is sent, whoever it is sent to.
 pub struct Outbound<'a> {
-    /// The request as it was accepted.
-    pub request: &'a Request,
+    /// The client's head.
+    pub head: &'a RequestHead,
+    /// The request's id.
+    pub request_id: &'a str,
     /// Its body, edits applied.
     pub body: Vec<Bytes>,
     /// Share of the buffered bytes; an answer that is held is counted too.
     pub share: Share,
     /// How the answer is read.
-    pub reading: stream::Reading,
+    pub reading: Reading,
     /// Prompt length, for the reservation.
     pub prompt_tokens: u32,
     /// Completions asked for, for the reservation.
@@ -107,6 +90,8 @@ pub struct Exchange {
     pub progress: Progress,
     /// When the whole exchange must be over.
     pub(crate) end: Instant,
+    /// Longest silence of the engine.
+    pub(crate) idle_timeout: Duration,
     /// When the request was sent.
     pub sent: Instant,
     /// Who serves it.
@@ -119,34 +104,96 @@ pub struct Exchange {
     pub retries: u32,
 }
 
-/// Sends a request to whom `choose` names, and to others while that may help; `choose` is given those already tried.
-pub async fn dispatch(
-    gateway: &Gateway,
-    client: &mut Client,
-    outbound: &mut Outbound<'_>,
-    mut choose: impl FnMut(&[WorkerId]) -> Result<Decision, Refusal>,
-) -> Result<Exchange, Halt> {
-    let end = Instant::now() + gateway.config.upstream.total_timeout;
-    let mut tried = SmallVec::<[WorkerId; 4]>::new();
-    let mut decision = choose(&tried).map_err(refused)?;
-    gateway.budget.count();
-    loop {
-        tried.push(decision.worker);
-        let retries = tried.len() as u32 - 1;
-        let (failure, answer) = match attempt::run(gateway, client, outbound, decision.clone(), end, retries).await? {
-            Ok(exchange) if !is_refusal(exchange.head.status) => return Ok(exchange),
-            Ok(exchange) => (None, Some(exchange)),
-            Err(failure) => (Some(failure), None),
-        };
-        report(&gateway.fleet, decision.worker, failure, answer.as_ref());
-        let may = (tried.len() as u32) < gateway.config.routing.max_attempts && may_repeat(outbound, failure);
-        let next = if may { choose(&tried).ok() } else { None };
-        let next = next.filter(|_| is_granted(gateway, decision.worker, failure, answer.as_ref()));
-        match (next, failure, answer) {
-            (Some(next), ..) => decision = next,
-            (None, _, Some(exchange)) => return Ok(exchange),
-            (None, failure, None) => return Err(failure.unwrap_or(Failure::Closed).fault(tried.len() as u32).into()),
+impl Dispatcher {
+    /// No connections yet.
+    pub fn new(config: &Config, fleet: Fleet, clock: Clock) -> Self {
+        Self {
+            fleet,
+            upstream: config.upstream.clone(),
+            max_attempts: config.routing.max_attempts,
+            transport: TransportConnector::new(None),
+            pool: Pool::new(config.upstream.pool_size, clock),
+            budget: RetryBudget::new(config.routing.retry_budget, clock),
         }
+    }
+
+    /// Keeps the pools free of connections that engines have closed, for as long as `tasks` runs.
+    pub fn sweep_in(self: &Arc<Self>, tasks: &TaskGroup) {
+        let dispatcher = self.clone();
+        tasks.spawn("upstream pool", async move {
+            loop {
+                tokio::time::sleep(SWEEP_EVERY).await;
+                dispatcher.pool.sweep();
+            }
+        });
+    }
+
+    /// Sends a request to whom `choose` names, and to others while that may help; `choose` is given those already tried.
+    pub async fn dispatch(
+        &self,
+        client: &mut Client,
+        outbound: &mut Outbound<'_>,
+        mut choose: impl FnMut(&[WorkerId]) -> Result<Decision, Refusal>,
+    ) -> Result<Exchange, Halt> {
+        let end = Instant::now() + self.upstream.total_timeout;
+        let mut tried = SmallVec::<[WorkerId; 4]>::new();
+        let mut decision = choose(&tried).map_err(refused)?;
+        self.budget.count();
+        loop {
+            tried.push(decision.worker);
+            let retries = tried.len() as u32 - 1;
+            let (failure, answer) = match self.attempt(client, outbound, decision.clone(), end, retries).await? {
+                Ok(exchange) if !is_refusal(exchange.head.status) => return Ok(exchange),
+                Ok(exchange) => (None, Some(exchange)),
+                Err(failure) => (Some(failure), None),
+            };
+            self.report(decision.worker, failure, answer.as_ref());
+            let may = (tried.len() as u32) < self.max_attempts && may_repeat(outbound, failure);
+            let next = if may { choose(&tried).ok() } else { None };
+            let next = next.filter(|_| self.grants(decision.worker, failure, answer.as_ref()));
+            match (next, failure, answer) {
+                (Some(next), ..) => decision = next,
+                (None, _, Some(exchange)) => return Ok(exchange),
+                (None, failure, None) => {
+                    return Err(failure.unwrap_or(Failure::Closed).fault(tried.len() as u32).into());
+                }
+            }
+        }
+    }
+
+    /// Ends an exchange: its reservation is given back, and its connection is kept where its answer was read to the end.
+    pub fn finish(&self, exchange: Exchange) {
+        let Exchange { connection, head, body, .. } = exchange;
+        if body.is_done() && head.keep_alive && connection.input.is_empty() {
+            self.pool.put(connection);
+        }
+    }
+
+    fn report(&self, worker: WorkerId, failure: Option<Failure>, answer: Option<&Exchange>) {
+        let feedback = match answer.map(|exchange| exchange.head.status) {
+            Some(status) if is_busy(status) => Some(Feedback::BackPressure),
+            Some(status) => Some(Feedback::Status(status)),
+            None => failure.and_then(Failure::feedback),
+        };
+        if let Some(feedback) = feedback {
+            self.fleet.feedback(worker, feedback);
+        }
+    }
+
+    fn grants(&self, worker: WorkerId, failure: Option<Failure>, answer: Option<&Exchange>) -> bool {
+        let busy = answer.is_some_and(|exchange| is_busy(exchange.head.status));
+        if busy || failure.is_some_and(Failure::is_free) {
+            return true;
+        }
+        self.budget.try_retry(worker, self.in_flight(worker).max(1))
+    }
+
+    /// What this gateway has running at `worker`; looked up on failures only.
+    fn in_flight(&self, worker: WorkerId) -> u32 {
+        let (view, mut loads) = (self.fleet.view(), Vec::new());
+        self.fleet.local_loads(&view, &mut loads);
+        let position = view.position(worker).map(|position| position as usize);
+        position.and_then(|at| loads.get(at)).map_or(0, |load| load.requests)
     }
 }
 
@@ -160,37 +207,9 @@ fn is_busy(status: u16) -> bool {
     matches!(status, 429 | 503)
 }
 
-fn report(fleet: &Fleet, worker: WorkerId, failure: Option<Failure>, answer: Option<&Exchange>) {
-    let feedback = match answer.map(|exchange| exchange.head.status) {
-        Some(status) if is_busy(status) => Some(Feedback::BackPressure),
-        Some(status) => Some(Feedback::Status(status)),
-        None => failure.and_then(Failure::feedback),
-    };
-    if let Some(feedback) = feedback {
-        fleet.feedback(worker, feedback);
-    }
-}
-
 /// A request that may have been acted on is sent again only where that is harmless.
 fn may_repeat(outbound: &Outbound<'_>, failure: Option<Failure>) -> bool {
     outbound.repeatable || failure.is_some_and(Failure::is_unsent)
-}
-
-fn is_granted(gateway: &Gateway, worker: WorkerId, failure: Option<Failure>, answer: Option<&Exchange>) -> bool {
-    let busy = answer.is_some_and(|exchange| is_busy(exchange.head.status));
-    if busy || failure.is_some_and(Failure::is_free) {
-        return true;
-    }
-    gateway.budget.try_retry(worker, in_flight(&gateway.fleet, worker).max(1))
-}
-
-/// What this gateway has running at `worker`; looked up on failures only.
-fn in_flight(fleet: &Fleet, worker: WorkerId) -> u32 {
-    let view = fleet.view();
-    let mut loads = Vec::new();
-    fleet.local_loads(&view, &mut loads);
-    let position = view.workers.iter().position(|candidate| candidate.id == worker);
-    position.and_then(|at| loads.get(at)).map_or(0, |load| load.requests)
 }
 
 fn refused(refusal: Refusal) -> Halt {

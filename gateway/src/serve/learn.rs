@@ -1,12 +1,12 @@
 //! observe: what a finished exchange teaches.
 
 use super::{Considered, Gateway, ms, note};
-use crate::accept::{Next, Request};
+use crate::accept::Request;
 use crate::dispatch::Exchange;
 use crate::fleet::Feedback;
 use crate::observe::{Outcome, Record};
 use crate::parse::Parsed;
-use crate::stream::{End, Usage};
+use crate::stream::{End, Next, Usage};
 use forebay_routing::LocalLoad;
 use forebay_routing::index::CacheReport;
 use std::sync::atomic::Ordering;
@@ -87,10 +87,7 @@ pub(super) fn finish(
         record.outcome = outcome;
     }
     report(gateway, &exchange, &end, load);
-    let Exchange { connection, head, body, .. } = exchange;
-    if body.is_done() && head.keep_alive && connection.input.is_empty() {
-        gateway.connector.put(connection);
-    }
+    gateway.dispatcher.finish(exchange);
     end.next
 }
 

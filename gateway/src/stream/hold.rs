@@ -1,10 +1,13 @@
 //! Reading an answer up to its commit point.
 
+use super::client::{Client, Interrupt};
+use super::drain::stopping;
 use super::{MAX_HELD_EVENTS, MAX_HELD_WHOLE, Reading, Usage};
-use crate::accept::{Client, Halt, Interrupt, Share, stopping};
 use crate::dispatch::{Body, Exchange, Failure, overdue};
+use crate::error::Halt;
 use crate::http1::Malformed;
-use tokio::time::{Duration, Instant};
+use crate::limits::Share;
+use tokio::time::Instant;
 
 /// Reads until the answer is committed. The inner error is a failure after which another engine may be tried, the outer
 /// one ends the request.
@@ -12,7 +15,6 @@ pub async fn hold(
     client: &mut Client,
     exchange: &mut Exchange,
     share: &mut Share,
-    idle_timeout: Duration,
 ) -> Result<Result<(), Failure>, Halt> {
     let mut counted = 0;
     loop {
@@ -26,7 +28,7 @@ pub async fn hold(
             Ok(false) => {}
             Err(_) => return Ok(Err(Failure::Garbage)),
         }
-        client.deadline.set(exchange.end.min(Instant::now() + idle_timeout));
+        client.deadline.set(exchange.end.min(Instant::now() + exchange.idle_timeout));
         match client.race(exchange.connection.read(exchange.body.expected())).await {
             Ok(Ok(n)) if n > 0 => {}
             Ok(_) if exchange.body.close() => {}

@@ -16,15 +16,24 @@
 //! After commit an answer is never cut silently: a stream ends in an error event and `[DONE]`, anything else in a
 //! connection that closes before the announced end.
 
+mod client;
+mod deadline;
+mod drain;
 mod events;
 mod hold;
 mod relay;
 mod usage;
 
+pub use client::{Client, Interrupt};
+pub use deadline::Deadline;
+pub use drain::Stages;
 pub use events::Events;
 pub use hold::hold;
 pub use relay::{End, relay};
 pub use usage::Usage;
+
+pub(crate) use client::poll_read_buf;
+pub(crate) use drain::stopping;
 
 use crate::http1::ResponseHead;
 use tokio::time::Instant;
@@ -33,6 +42,17 @@ use tokio::time::Instant;
 pub const MAX_HELD_EVENTS: usize = 4 * 1024;
 /// Bytes of a whole answer that are held so that a cut can still be retried; larger answers are streamed.
 pub const MAX_HELD_WHOLE: usize = 1024 * 1024;
+
+/// What becomes of a client's connection after a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It takes another.
+    Keep,
+    /// It ends, once what was written has been taken.
+    Close,
+    /// It ends at once and so that the client cannot take the answer for complete.
+    Abort,
+}
 
 /// How the answer to a request is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,14 @@
 //! Committed answer → client, to its end.
 
-use super::{Reading, Usage};
-use crate::accept::{Client, Interrupt, Next, Request, stopping};
+use super::client::{Client, Interrupt};
+use super::drain::stopping;
+use super::{Next, Reading, Usage};
 use crate::dispatch::{Body, Exchange, overdue};
 use crate::error::Fault;
 use crate::http1::response::Downstream;
-use crate::http1::{Framing, Malformed, chunked};
+use crate::http1::{Framing, Malformed, RequestHead, chunked};
 use crate::observe::Outcome;
-use tokio::time::{Duration, Instant};
+use tokio::time::Instant;
 
 /// Bytes at the end of a streamed document in which its token counts are looked for.
 const TAIL: usize = 2 * 1024;
@@ -24,8 +25,8 @@ pub struct End {
 }
 
 /// Sends a committed answer to the client, from its head to its end.
-pub async fn relay(client: &mut Client, exchange: &mut Exchange, request: &Request, idle_timeout: Duration) -> End {
-    let mut relay = Relay::new(client, exchange, request, idle_timeout);
+pub async fn relay(client: &mut Client, exchange: &mut Exchange, head: &RequestHead, request_id: &str) -> End {
+    let mut relay = Relay::new(client, exchange, head, request_id);
     let result = match relay.exchange.progress.reading {
         Reading::Events { .. } => relay.events().await,
         Reading::Whole | Reading::Through => relay.bytes().await,
@@ -58,7 +59,6 @@ enum Cut {
 struct Relay<'a> {
     client: &'a mut Client,
     exchange: &'a mut Exchange,
-    idle_timeout: Duration,
     /// Towards the client.
     framing: Framing,
     /// Head, or the bytes that go out with the next write.
@@ -67,20 +67,19 @@ struct Relay<'a> {
 }
 
 impl<'a> Relay<'a> {
-    fn new(client: &'a mut Client, exchange: &'a mut Exchange, request: &Request, idle_timeout: Duration) -> Self {
-        let head = &request.head;
+    fn new(client: &'a mut Client, exchange: &'a mut Exchange, head: &RequestHead, request_id: &str) -> Self {
         let framing = framing(exchange, head.old);
         let close = !head.keep_alive || client.is_draining() || framing == Framing::UntilClose;
         let mut out = Vec::with_capacity(1024 + exchange.progress.held.len());
         let to = Downstream {
             framing,
             announced: exchange.head.announced(),
-            request_id: &request.id,
+            request_id,
             close,
             old_keep_alive: head.old && !close,
         };
         exchange.head.write_client(&to, &mut out);
-        Self { client, exchange, idle_timeout, framing, out, close }
+        Self { client, exchange, framing, out, close }
     }
 
     /// A stream of events: one write per read, whole frames only.
@@ -200,7 +199,7 @@ impl<'a> Relay<'a> {
 
     /// Waits for more of the body.
     async fn read(&mut self) -> Result<(), Cut> {
-        self.client.deadline.set(self.exchange.end.min(Instant::now() + self.idle_timeout));
+        self.client.deadline.set(self.exchange.end.min(Instant::now() + self.exchange.idle_timeout));
         let expected = self.exchange.body.expected();
         match self.client.race(self.exchange.connection.read(expected)).await {
             Ok(Ok(n)) if n > 0 => Ok(()),

@@ -1,8 +1,10 @@
 //! The two stages of stopping: asked to, and out of time.
 
+use crate::error::Fault;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use tokio::time::Duration;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// Signals that every connection of one listener watches.
@@ -25,14 +27,14 @@ impl Stages {
     }
 
     /// A connection's view of both.
-    pub(super) fn watch(&self) -> Drain {
+    pub(crate) fn watch(&self) -> Drain {
         let wait = |token: &CancellationToken| Box::pin(token.clone().cancelled_owned());
         Drain { started: wait(&self.started), over: wait(&self.over), has_started: self.started.clone() }
     }
 }
 
 /// One connection's registration with both stages, made once: polling it again costs a comparison of wakers.
-pub(super) struct Drain {
+pub(crate) struct Drain {
     started: Pin<Box<WaitForCancellationFutureOwned>>,
     over: Pin<Box<WaitForCancellationFutureOwned>>,
     has_started: CancellationToken,
@@ -50,4 +52,11 @@ impl Drain {
     pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.over.as_mut().poll(cx)
     }
+}
+
+/// The fault of a request that the end of the drain cuts.
+pub(crate) fn stopping() -> Fault {
+    let mut fault = Fault::gateway(503, "stopping", "the gateway is shutting down; send the request again");
+    fault.retry_after = Some(Duration::from_secs(1));
+    fault
 }

@@ -36,7 +36,7 @@ pub enum Interrupt {
 pub struct Client {
     io: Stream,
     /// Bytes read and not yet used.
-    pub(super) input: BytesMut,
+    pub input: BytesMut,
     /// The connection's only timer.
     pub deadline: Deadline,
     drain: Drain,
@@ -45,7 +45,7 @@ pub struct Client {
 }
 
 impl Client {
-    pub(super) fn new(io: Stream, drain: Drain, idle: Duration, write_timeout: Duration) -> Self {
+    pub(crate) fn new(io: Stream, drain: Drain, idle: Duration, write_timeout: Duration) -> Self {
         let deadline = Deadline::new(idle);
         Self { io, input: BytesMut::with_capacity(READ), deadline, drain, write_timeout, gone: false }
     }
@@ -57,7 +57,7 @@ impl Client {
     }
 
     /// Reads more into `input` before the deadline.
-    pub(super) async fn read_input(&mut self) -> Result<usize, Interrupt> {
+    pub(crate) async fn read_input(&mut self) -> Result<usize, Interrupt> {
         std::future::poll_fn(|cx| {
             if let Poll::Ready(read) = self.poll_input(READ / 2, cx) {
                 return Poll::Ready(read.ok().filter(|n| *n > 0).ok_or(Interrupt::Gone));
@@ -68,7 +68,7 @@ impl Client {
     }
 
     /// Reads straight into `body`, which has room, before the deadline.
-    pub(super) async fn read_into(&mut self, body: &mut BytesMut) -> Result<usize, Interrupt> {
+    pub(crate) async fn read_into(&mut self, body: &mut BytesMut) -> Result<usize, Interrupt> {
         std::future::poll_fn(|cx| {
             if let Poll::Ready(read) = poll_read_buf(&mut self.io, body, cx) {
                 return Poll::Ready(read.ok().filter(|n| *n > 0).ok_or(Interrupt::Gone));
@@ -80,7 +80,7 @@ impl Client {
 
     /// Between requests: `true` when input came, `false` when the connection should end (closed, idle for too long,
     /// or the gateway drains).
-    pub(super) async fn wait_for_request(&mut self) -> bool {
+    pub(crate) async fn wait_for_request(&mut self) -> bool {
         if !self.input.is_empty() {
             return true;
         }
@@ -165,7 +165,7 @@ impl Client {
     }
 
     /// Ends the connection so that what was written reaches the client even if it is still sending.
-    pub(super) async fn finish(mut self) {
+    pub(crate) async fn finish(mut self) {
         if self.gone || self.io.flush().await.is_err() {
             return;
         }
