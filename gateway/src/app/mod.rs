@@ -113,7 +113,6 @@ impl App {
         let Parts { observer, tokenizers, fleet, feeds, discovery, introduced } =
             Parts::start(&config, access, clock, &tasks).await?;
         let gateway = Gateway::new(config.clone(), fleet, tokenizers, observer, clock);
-        gateway.connector.sweep_in(&tasks);
         index::start(&gateway.fleet, clock, gateway.observer.registry(), &tasks)?;
         sampled::register(&gateway)?;
         let console = Arc::new(Console {
