@@ -3,12 +3,40 @@
 //! ```text
 //! token ids ─ block::chain ─► chain hashes ─ index::lookup ─► Hits ─┐
 //! RequestFacts ─────────────────────────────────────────────────────┼─ decide() ─► Decision | Refusal
-//! FleetEvent ─ FleetState::apply ─► FleetView ───────────────────────────┤
+//! FleetEvent ─ FleetState::apply ─► FleetView ──────────────────────┤  explain() ─► every candidate, every term
 //! own reservations (LocalLoad), now_ms, rng, cursor ────────────────┘
 //! ```
 //!
 //! No I/O, clock, environment or global randomness: time and rng are arguments, so one input has one output and the
-//! simulator runs the very code that serves traffic.
+//! simulator runs the very code that serves traffic. What the core is told may be late, missing or wrong: events are
+//! hints, reports have an age, and a wrong hint costs time, never correctness.
+//!
+//! | Module | What it owns |
+//! |---|---|
+//! | [`block`] | keyed hashes of token blocks: what makes two prefixes equal |
+//! | [`index`] | who holds which block, by events, own placements or guess; [`index::ledger`] per event feed |
+//! | [`event`] | the fleet as a reducer: identities, states, models, readings |
+//! | [`view`] | the immutable snapshot that decisions read |
+//! | [`rates`] | how long a worker takes, learned robustly |
+//! | [`score`] | what a choice costs, one function for each term |
+//! | [`decision`] | the six policies, refusals, explanations |
+//!
+//! Costs, for a prompt of *b* blocks, *w* workers of its model, *h* of them with a hit:
+//!
+//! | Operation | Cost | Allocates |
+//! |---|---|---|
+//! | [`block::chain`] | O(tokens) | when `out` has to grow |
+//! | [`index::PrefixIndex::lookup`] | O(b + changes of the holder set × h) | when `out` has to grow |
+//! | [`decide`] | O(w · log h) | never |
+//! | [`index::PrefixIndex::place`] | O(b) | for new blocks |
+//! | ledger store, remove | O(1) a block | for new blocks |
+//! | [`index::PrefixIndex::forget`] | O(1) | never |
+//! | [`FleetState::apply`] | O(names of the worker) | for new workers and names |
+//! | [`FleetState::view`] | O(workers + names) | the view |
+//!
+//! Limits: [`event::MAX_WORKERS`], [`event::MAX_MODELS`], [`event::MAX_NAMES_PER_WORKER`], the entries given to
+//! [`index::PrefixIndex::new`], [`index::ledger::MAX_LINKS`], [`index::ledger::MAX_COPIES`]; what goes when one is reached
+//! is said where it is defined.
 #![forbid(unsafe_code)]
 
 pub mod block;
