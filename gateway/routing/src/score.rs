@@ -7,6 +7,7 @@
 //! + room      wait for free KV blocks when running requests hold nearly all
 //! ──────────  predicted time to first token
 //! + harm      own prefill × requests that it delays
+//! + evict     what the new blocks will push out
 //! ──────────  cost
 //! ```
 //!
@@ -27,6 +28,12 @@ pub const MAX_LOAD_AGE_MS: u64 = 3_000;
 /// utilities weigh "uncached tokens × active requests" at 0.525 against 1.275 for the uncached tokens themselves.
 pub const HARM_WEIGHT: f64 = 0.4;
 
+/// How much a computed token counts for what it evicts, in times of computing a token, at a cache that running requests
+/// fill. Whatever is evicted may have to be computed again, delays who waits meanwhile and evicts in turn. Chosen by
+/// simulation: with caches too small for their conversations it lowered mean and p99 TTFT by up to a tenth and a sixth; with
+/// ample ones, and for one hot prefix, it changes nothing that can be measured.
+pub const EVICTION_WEIGHT: f64 = 10.0;
+
 /// Terms of one worker's cost, ms.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
@@ -42,6 +49,8 @@ pub struct Terms {
     pub harm_ms: f64,
     /// Delay of requests that only the engine knows, weighted.
     pub waiting_harm_ms: f64,
+    /// Prefixes that are pushed out.
+    pub evict_ms: f64,
 }
 
 impl Terms {
@@ -57,7 +66,7 @@ impl Terms {
 
     /// What only the engine can tell.
     pub fn engine_ms(&self) -> f64 {
-        self.waiting_ms + self.room_ms + self.waiting_harm_ms
+        self.waiting_ms + self.room_ms + self.waiting_harm_ms + self.evict_ms
     }
 }
 
@@ -86,6 +95,7 @@ pub fn score(facts: &RequestFacts<'_>, hits: &[Hits], worker: &WorkerView, local
         let there = engine.running.saturating_add(engine.waiting);
         terms.waiting_ms = waiting_ms(&worker.rates, engine.waiting, worker.typical_tokens, queue_ms);
         terms.waiting_harm_ms = harm_ms(prefill_ms, there.saturating_sub(local.requests));
+        terms.evict_ms = evict_ms(&worker.rates, uncached_tokens, engine.kv_usage);
         terms.room_ms = room_ms(worker, &engine, local.prefill_tokens.saturating_add(uncached_tokens), facts);
     }
     Score { cached_tokens, uncached_tokens, terms, engine_known: engine.is_some() }
@@ -140,4 +150,10 @@ fn room_ms(worker: &WorkerView, engine: &EngineLoad, needed_tokens: u32, facts: 
 /// computed, and those that wait now will be decoding by then.
 pub fn harm_ms(prefill_ms: f64, requests: u32) -> f64 {
     HARM_WEIGHT * prefill_ms * f64::from(requests)
+}
+
+/// Harm to cached prefixes: each computed block takes the place of the one unused for longest, and the more of the cache
+/// running requests hold, the fresher that one is.
+pub fn evict_ms(rates: &Rates, uncached_tokens: u32, kv_usage: f32) -> f64 {
+    EVICTION_WEIGHT * rates.beta * f64::from(uncached_tokens) * f64::from(kv_usage)
 }

@@ -83,13 +83,14 @@ fn reading(text: &str) -> Option<EngineLoad> {
 fn show(score: &Score) -> String {
     let terms = score.terms;
     format!(
-        "{} {:.1} {:.1} {:.1} {:.1} {:.1} {:.1}",
+        "{} {:.1} {:.1} {:.1} {:.1} {:.1} {:.1} {:.1}",
         score.cached_tokens,
         terms.queue_ms,
         terms.waiting_ms,
         terms.prefill_ms,
         terms.room_ms,
         terms.harm_ms,
-        terms.waiting_harm_ms
+        terms.waiting_harm_ms,
+        terms.evict_ms
     )
 }
