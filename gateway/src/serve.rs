@@ -254,6 +254,7 @@ pub(crate) fn count_limit(gateway: &Gateway, fault: &Fault) {
 fn note(record: &mut Record, fault: &Fault) {
     record.status = fault.status;
     record.fault = Some(fault.code);
+    record.blame = Some(fault.blame);
     record.outcome = match fault.blame {
         Blame::Worker => Outcome::UpstreamError,
         _ => Outcome::Rejected,

@@ -13,7 +13,6 @@
 
 mod announce;
 mod apply;
-mod index;
 mod introduce;
 mod key;
 mod parts;
@@ -113,7 +112,6 @@ impl App {
         let Parts { observer, tokenizers, fleet, feeds, discovery, introduced } =
             Parts::start(&config, access, clock, &tasks).await?;
         let gateway = Gateway::new(config.clone(), fleet, tokenizers, observer, clock);
-        index::start(&gateway.fleet, clock, gateway.observer.registry(), &tasks)?;
         sampled::register(&gateway)?;
         let console = Arc::new(Console {
             file: sources.file.clone(),

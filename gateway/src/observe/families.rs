@@ -28,16 +28,6 @@ const OWN_EDGES: [f64; 16] = [
 /// Of |predicted − realised| in tokens: 0 is exact, 16 one usual block.
 const ERROR_EDGES: [f64; 9] = [0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16_384.0, 65_536.0, 262_144.0];
 
-/// Fault codes that mean a named limit was hit, and the configuration key of the limit.
-const LIMIT_FAULTS: [(&str, &str); 6] = [
-    ("body_too_large", "listen.max_body_bytes"),
-    ("buffers_full", "listen.max_buffered_bytes"),
-    ("too_many_connections", "listen.max_connections"),
-    ("head_too_large", "listen.max_header_bytes"),
-    ("header_timeout", "listen.header_timeout"),
-    ("body_timeout", "listen.body_timeout"),
-];
-
 /// Text reasons that mean a named limit was hit.
 const LIMIT_TEXT_REASONS: [(&str, &str); 1] = [("late", "tokenize.deadline")];
 
@@ -150,7 +140,6 @@ impl Families {
         }
         if let Some(code) = record.fault {
             self.faults.with_label_values(&[code, blame_name(record.blame)]).inc();
-            self.count_limit(&LIMIT_FAULTS, code);
         }
         if let Some(reason) = record.text_reason {
             self.text_routed.with_label_values(&[reason]).inc();

@@ -36,6 +36,10 @@ pub(super) fn learn(gateway: &Gateway, parsed: &Parsed, considered: &Considered,
     let served = end.outcome == Outcome::Ok && exchange.head.status < 300;
     let (true, Some(usage)) = (served, exchange.progress.usage()) else { return };
     gateway.learn_output(exchange.progress.output_tokens() / parsed.n.max(1));
+    if let Some(crate::tokenize::Outcome::Tokens(ids)) = &considered.tokens {
+        let ours = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+        gateway.tokenizers.observe_prompt_tokens(&parsed.model, ours, usage.prompt_tokens);
+    }
     confirm(gateway, considered, exchange, usage);
 }
 
