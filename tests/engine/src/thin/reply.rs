@@ -19,6 +19,8 @@ use tokio::time::{Duration, Instant};
 
 /// Tokens of an answer that is not streamed; its text is made in one piece.
 const MOST_WHOLE_TOKENS: u64 = 4_096;
+/// Options of a request fit into this.
+const TAIL_BYTES: usize = 512;
 /// `created` of every answer; nothing is created.
 const CREATED: u64 = 1_700_000_000;
 
@@ -284,22 +286,30 @@ fn kind(shape: Shape) -> &'static str {
     if shape == Shape::Completion { "text_completion" } else { "chat.completion.chunk" }
 }
 
-/// The unsigned number after the last `key` and its colon.
+/// The unsigned number after `key` and its colon.
 fn number_after(body: &[u8], key: &[u8]) -> Option<u64> {
     let after = value_after(body, key)?;
     let digits = after.iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(&after[..digits]).ok()?.parse().ok()
 }
 
-/// Whether the value after the last `key` is `true`.
+/// Whether the value after `key` is `true`.
 fn says_true(body: &[u8], key: &[u8]) -> bool {
     value_after(body, key).is_some_and(|after| after.starts_with(b"true"))
 }
 
-/// Options stand after the messages in most requests, and a router may have moved them: the last occurrence counts.
+/// What follows `key`, quotes included, and its colon. A prompt cannot fake it: quotes inside a JSON string are escaped.
+///
+/// Options mostly stand after the messages, so the end is looked at first; searching backwards would be simpler, but
+/// only the forward search is vectorised, and a long prompt would cost ten times as much.
 fn value_after<'a>(body: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
-    let after = body[memmem::rfind(body, key)? + key.len()..].trim_ascii_start();
-    Some(after.strip_prefix(b":")?.trim_ascii_start())
+    let search = |part: &'a [u8]| {
+        let value =
+            |at: usize| part[at + key.len()..].trim_ascii_start().strip_prefix(b":").map(<[u8]>::trim_ascii_start);
+        memmem::find_iter(part, key).find_map(value)
+    };
+    let (front, tail) = body.split_at(body.len().saturating_sub(TAIL_BYTES));
+    search(tail).or_else(|| if front.is_empty() { None } else { search(body) })
 }
 
 fn monotonic_ns() -> u64 {

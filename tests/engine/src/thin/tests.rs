@@ -34,6 +34,22 @@ async fn answers_have_the_asked_number_of_tokens_streamed_or_not() {
 }
 
 #[tokio::test]
+async fn options_are_found_wherever_they_stand_and_never_inside_a_prompt() {
+    let (_engine, mut client) = engine(|_| {}).await;
+    let long = "x".repeat(5_000);
+    let quoted = r#"say \"max_tokens\": 9, \"stream\": true"#;
+    for body in [
+        format!(r#"{{"max_tokens":2,"prompt":"{long}"}}"#),
+        format!(r#"{{"prompt":"{long}","max_tokens":2}}"#),
+        format!(r#"{{"max_tokens" : 2, "prompt":"{quoted}"}}"#),
+        format!(r#"{{"prompt":"{quoted}","user":"max_tokens","max_tokens":2,"stream":false}}"#),
+    ] {
+        let answer = json(&client.post("/v1/completions", &body).await);
+        assert_eq!(answer["usage"]["completion_tokens"], 2, "{body}");
+    }
+}
+
+#[tokio::test]
 async fn stamps_are_the_monotonic_clock() {
     let (_engine, mut client) = engine(|_| {}).await;
     let stream = client.post("/v1/completions", r#"{"max_tokens":4,"stream":true}"#).await;
