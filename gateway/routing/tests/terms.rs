@@ -1,4 +1,5 @@
 //! Replays `terms.txt`: what each term of the score is worth in named situations, in numbers that a reader can check.
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a row that cannot be read is a failed test")]
 
 use forebay_routing::block::ChainHash;
 use forebay_routing::facts::BlockChain;
