@@ -206,7 +206,7 @@ impl Scan<'_> {
     /// Looks for `include_usage` in the `stream_options` object.
     fn stream_options(&mut self, span: Range<usize>) -> Result<(), Fault> {
         const NAME: &str = "stream_options.include_usage";
-        let mut scanner = Scanner::new(self.body, span.start + 1, 2);
+        let mut scanner = Scanner::again(self.body, span.start + 1, 2);
         scanner.skip_space();
         while scanner.peek() != Some(b'}') {
             let key = scanner.key().map_err(not_json)?;

@@ -1,7 +1,8 @@
 //! Strict JSON, checked in one forward pass without building anything.
 //!
-//! Containers are tracked in a bit mask, not on the call stack, so that no nesting can overflow it. Strings are
-//! skipped a block at a time; the blocks are plain loops that the compiler turns into vector code.
+//! Containers are tracked in a bit mask, not on the call stack, so that no nesting can overflow it. Strings are skipped
+//! from quote to escape to quote by vector search; control characters, which only badly written JSON has within
+//! strings, are looked for once in the whole body and then only where there are any.
 
 use std::ops::Range;
 
@@ -33,12 +34,19 @@ pub(crate) struct Scanner<'a> {
     at: usize,
     depth: u32,
     lone_surrogate: Option<usize>,
+    /// Whether strings may hold control characters: there are some, and nobody has looked yet.
+    has_controls: bool,
 }
 
 impl<'a> Scanner<'a> {
     /// Starts at `at`, `depth` containers deep.
     pub(crate) fn new(bytes: &'a [u8], at: usize, depth: u32) -> Self {
-        Self { bytes, at, depth, lone_surrogate: None }
+        Self { has_controls: any_control(bytes), ..Self::again(bytes, at, depth) }
+    }
+
+    /// Starts within what a scanner has found valid before.
+    pub(crate) fn again(bytes: &'a [u8], at: usize, depth: u32) -> Self {
+        Self { bytes, at, depth, lone_surrogate: None, has_controls: false }
     }
 
     /// Where it stands.
@@ -216,17 +224,22 @@ impl<'a> Scanner<'a> {
         let start = self.at;
         let mut escaped = false;
         loop {
-            self.at += plain_run(&self.bytes[self.at..]);
+            let rest = &self.bytes[self.at..];
+            let run = memchr::memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
+            if self.has_controls && any_control(&rest[..run]) {
+                self.at += rest.iter().position(|byte| *byte < 0x20).unwrap_or(run);
+                return Err(self.broken("control character in a string: escape it"));
+            }
+            self.at += run;
             match self.peek() {
                 Some(b'"') => {
                     self.at += 1;
                     return Ok(RawString { inner: start..self.at - 1, escaped });
                 }
-                Some(b'\\') => {
+                Some(_) => {
                     escaped = true;
                     self.escape()?;
                 }
-                Some(_) => return Err(self.broken("control character in a string: escape it")),
                 None => return Err(self.broken("string is not closed")),
             }
         }
@@ -278,24 +291,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// 1 for a byte that ends a run of plain string bytes, else 0.
-fn stops(byte: u8) -> u8 {
-    u8::from(byte == b'"') | u8::from(byte == b'\\') | u8::from(byte < 0x20)
-}
-
-/// Length of the run of string bytes that need no attention.
-pub(crate) fn plain_run(bytes: &[u8]) -> usize {
-    const BLOCK: usize = 64;
-    let (blocks, rest) = bytes.as_chunks::<BLOCK>();
-    for (index, block) in blocks.iter().enumerate() {
-        // Without an early exit the compiler compares whole vectors.
-        let mut any = 0;
-        for &byte in block {
-            any |= stops(byte);
-        }
-        if any != 0 {
-            return index * BLOCK + block.iter().position(|&byte| stops(byte) != 0).unwrap_or(BLOCK);
-        }
-    }
-    blocks.len() * BLOCK + rest.iter().position(|&byte| stops(byte) != 0).unwrap_or(rest.len())
+/// Whether any byte is a control character. No early exit: the compiler then compares whole vectors.
+fn any_control(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |any, byte| any | u8::from(*byte < 0x20)) != 0
 }

@@ -1,4 +1,4 @@
-use super::scan::{Scanner, plain_run};
+use super::scan::Scanner;
 use super::*;
 use proptest::prelude::*;
 
@@ -349,11 +349,5 @@ proptest! {
             let ours = text::unescape(&trimmed[1..trimmed.len() - 1]).unwrap();
             prop_assert_eq!(ours.as_ref(), theirs.as_str());
         }
-    }
-
-    #[test]
-    fn plain_runs_end_where_they_must(bytes in proptest::collection::vec(any::<u8>(), 0..150)) {
-        let expected = bytes.iter().position(|&b| b == b'"' || b == b'\\' || b < 0x20).unwrap_or(bytes.len());
-        prop_assert_eq!(plain_run(&bytes), expected);
     }
 }

@@ -94,7 +94,8 @@ impl Encoder {
         }
     }
 
-    /// Ids of a text whose pieces may be remembered, and are from now on.
+    /// Plans and finishes in one call.
+    #[cfg(test)]
     pub(crate) fn encode(&self, text: &str, special: bool, memo: &Memo) -> Result<(Vec<u32>, Effort), EncodeError> {
         let plan = self.plan(text, special, memo);
         self.finish(text, plan, memo)

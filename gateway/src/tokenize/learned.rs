@@ -232,13 +232,13 @@ fn class(messages: &[(&str, RawText<'_>)], index: usize, role: &str) -> Option<C
     let last = index + 1 == messages.len();
     match role {
         "system" if index == 0 && !last => Some(Class::System),
-        "user" if index >= systems && (index - systems) % 2 == 0 => Some(match (index, last) {
+        "user" if index >= systems && (index - systems).is_multiple_of(2) => Some(match (index, last) {
             (0, true) => Class::OnlyUser,
             (0, false) => Class::FirstUser,
             (_, true) => Class::LastUser,
             _ => Class::User,
         }),
-        "assistant" if index > systems && (index - systems) % 2 == 1 && !last => Some(Class::Assistant),
+        "assistant" if index > systems && !(index - systems).is_multiple_of(2) && !last => Some(Class::Assistant),
         _ => None,
     }
 }

@@ -56,9 +56,9 @@ pub(crate) struct Message<'a> {
 
 const UNSUPPORTED_CONTENT: Unreadable = Unreadable::Unsupported("content");
 
-/// Reads the array of messages that `json` (a whole body) holds at `start`.
+/// Reads the array of messages that `json`, known to be valid, holds at `start`.
 pub(crate) fn read(json: &str, start: usize) -> Result<Vec<Message<'_>>, Unreadable> {
-    let mut scanner = Scanner::new(json.as_bytes(), start, 1);
+    let mut scanner = Scanner::again(json.as_bytes(), start, 1);
     let mut messages = Vec::new();
     json::elements(&mut scanner, |scanner| {
         messages.push(read_message(json, scanner)?);

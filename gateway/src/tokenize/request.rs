@@ -86,7 +86,7 @@ fn read_ids(array: &str) -> Option<Vec<u32>> {
 
 /// The element of an array that has exactly one.
 fn only_element(array: &str) -> Option<&str> {
-    let mut scanner = Scanner::new(array.as_bytes(), 1, 1);
+    let mut scanner = Scanner::again(array.as_bytes(), 1, 1);
     if !array.starts_with('[') {
         return None;
     }
@@ -125,7 +125,7 @@ fn completion_text(body: &str, span: Range<usize>) -> Result<Cow<'_, str>, NoPro
     if !prompt.starts_with('"') {
         return Err(NoPrompt::Unsupported("several prompts"));
     }
-    Ok(json::string(prompt, &mut Scanner::new(prompt.as_bytes(), 0, 0))?)
+    Ok(json::string(prompt, &mut Scanner::again(prompt.as_bytes(), 0, 0))?)
 }
 
 fn chat_text(chat: &Chat, parsed: &Parsed, body: &str) -> Result<String, NoPrompt> {
@@ -193,7 +193,7 @@ impl Arguments {
         }
         let mut pairs = Vec::new();
         if let Some(kwargs) = field("chat_template_kwargs") {
-            let mut scanner = Scanner::new(kwargs.as_bytes(), 0, 1);
+            let mut scanner = Scanner::again(kwargs.as_bytes(), 0, 1);
             json::members(kwargs, &mut scanner, |key, scanner| {
                 if RESERVED.contains(&key.as_ref()) {
                     return Err(Unreadable::Unsupported("reserved chat_template_kwargs"));

@@ -96,7 +96,12 @@ fn matches_engine_code(name: &str, base: &Local, expected_cases: (usize, usize))
         };
         let expected: Vec<u32> = serde_json::from_value(case["tokens"].clone()).unwrap();
         if text != case["text"].as_str().unwrap() {
-            differing.push(format!("{} {}:\n ours  {text:?}\n their {:?}", case["case"], case["tokenizer"], case["text"].as_str()));
+            differing.push(format!(
+                "{} {}:\n ours  {text:?}\n their {:?}",
+                case["case"],
+                case["tokenizer"],
+                case["text"].as_str()
+            ));
             continue;
         }
         for round in 0..2 {

@@ -1,5 +1,6 @@
 //! What the tests of this step share: the real tokenizers where set-up has fetched them, and a tiny one that is always
 //! there.
+#![expect(clippy::disallowed_methods, reason = "a test's own tasks end with its runtime")]
 
 mod equal;
 mod parts;
@@ -66,7 +67,6 @@ pub(super) fn text_of(local: &Local, parsed: &Parsed) -> Result<String, String> 
     }
 }
 
-
 /// A chat in ChatML; like those of many models.
 pub(super) const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor \
                                  %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
@@ -98,7 +98,8 @@ pub(super) fn write_tiny(directory: &Path) {
     };
     let first = vocab.len();
     let pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    let byte_level = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let byte_level =
+        serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
     let tokenizer = serde_json::json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": [special(first, "<|im_start|>"), special(first + 1, "<|im_end|>"), special(first + 2, "<s>")],
@@ -115,7 +116,8 @@ pub(super) fn write_tiny(directory: &Path) {
             "vocab": vocab, "merges": merges},
     });
     std::fs::write(directory.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let config = serde_json::json!({"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}, "chat_template": CHATML});
+    let config =
+        serde_json::json!({"bos_token": "<s>", "eos_token": {"content": "<|im_end|>"}, "chat_template": CHATML});
     std::fs::write(directory.join("tokenizer_config.json"), config.to_string()).unwrap();
 }
 
@@ -144,9 +146,9 @@ pub(super) fn tiny() -> (Tokenizers, prometheus::Registry, tempfile::TempDir) {
 pub(super) fn metric(registry: &prometheus::Registry, name: &str, label: &str) -> f64 {
     let families = registry.gather();
     let metrics = families.iter().filter(|family| family.name() == name).flat_map(|family| family.get_metric());
-    let metric = metrics.into_iter().find(|metric| {
-        label.is_empty() || metric.get_label().iter().any(|pair| pair.value() == label)
-    });
+    let metric = metrics
+        .into_iter()
+        .find(|metric| label.is_empty() || metric.get_label().iter().any(|pair| pair.value() == label));
     metric.map_or(0.0, |metric| metric.get_counter().get_value() + metric.get_gauge().get_value())
 }
 

@@ -41,7 +41,10 @@ fn floats_read_as_in_python() {
 fn dates_are_formatted_as_in_python() {
     // 2026-11-30 12:34:56 UTC, a Monday; 2000-02-29; 1969-12-31.
     assert_eq!(strftime("%Y-%m-%d %H:%M:%S %a %A", 1_796_042_096).as_deref(), Some("2026-11-30 12:34:56 Mon Monday"));
-    assert_eq!(strftime("%d %b %Y, %e %B %y %I %p %%", 951_782_400).as_deref(), Some("29 Feb 2000, 29 February 00 12 AM %"));
+    assert_eq!(
+        strftime("%d %b %Y, %e %B %y %I %p %%", 951_782_400).as_deref(),
+        Some("29 Feb 2000, 29 February 00 12 AM %")
+    );
     assert_eq!(strftime("%F %T", -1).as_deref(), Some("1969-12-31 23:59:59"));
     assert_eq!(strftime("%Q", 0), None);
 }
@@ -53,14 +56,26 @@ fn content_format_is_read_off_the_template() {
         (CHATML, Text),
         ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", Parts),
         ("{% for m in messages %}{% for c in m['content'] | list %}{{ c }}{% endfor %}{% endfor %}", Parts),
-        ("{% set ms = messages[1:] %}{% for m in ms %}{%- for c in m[\"content\"][:2] %}{% endfor %}{% endfor %}", Parts),
+        (
+            "{% set ms = messages[1:] %}{% for m in ms %}{%- for c in m[\"content\"][:2] %}{% endfor %}{% endfor %}",
+            Parts,
+        ),
         ("{% for m in messages %}{% set content = m.content %}{% for c in content %}{% endfor %}{% endfor %}", Parts),
         ("{% for m in messages %}{% for c in m.tool_calls %}{% endfor %}{% endfor %}", Text),
         ("{% for m in messages if m.role != 'x' %}{% for c in m.content if c %}{% endfor %}{% endfor %}", Parts),
         ("{# {% for m in messages %}{% for c in m.content %} #}{{ '{% for c in m.content %}' }}", Text),
-        ("{% macro f(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}", Parts),
-        ("{% macro f(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.role) }}{% endfor %}", Text),
-        ("{% macro f(y, x=1) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(1, x=m.content) }}{% endfor %}", Parts),
+        (
+            "{% macro f(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}",
+            Parts,
+        ),
+        (
+            "{% macro f(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.role) }}{% endfor %}",
+            Text,
+        ),
+        (
+            "{% macro f(y, x=1) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(1, x=m.content) }}{% endfor %}",
+            Parts,
+        ),
         ("{% macro f(content) %}{% for c in content %}{% endfor %}{% endmacro %}{{ f(system) }}", Text),
     ] {
         assert_eq!(detect(template), format, "{template}");
@@ -205,7 +220,8 @@ async fn the_pool_refuses_when_full_and_skips_jobs_nobody_waits_for() {
 
 /// Polls once; `true` when it is pending.
 async fn futures_poll<F: Future + Unpin>(future: &mut F) -> bool {
-    std::future::poll_fn(|context| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(context).is_pending())).await
+    std::future::poll_fn(|context| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(context).is_pending()))
+        .await
 }
 
 #[tokio::test]

@@ -8,8 +8,26 @@ use std::fmt::Write;
 /// Words that differ from turn to turn.
 fn words(rng: &mut fastrand::Rng, bytes: usize) -> String {
     const WORDS: &[&str] = &[
-        "river", "the", "Basin", "turbine's", "of", "water,", "gate.", "it", "is", "12", "flow", "and", "pressure\n",
-        "don't", "été", "水", "(see", "below)", "because", "measured",
+        "river",
+        "the",
+        "Basin",
+        "turbine's",
+        "of",
+        "water,",
+        "gate.",
+        "it",
+        "is",
+        "12",
+        "flow",
+        "and",
+        "pressure\n",
+        "don't",
+        "été",
+        "水",
+        "(see",
+        "below)",
+        "because",
+        "measured",
     ];
     let mut text = String::new();
     while text.len() < bytes {
@@ -57,9 +75,49 @@ fn turn_21_of_a_chat_encodes_at_most_a_tenth_of_its_tokens() {
 /// Texts of random fragments: cut, remembered and whole encodings are the reference's.
 pub(super) fn random_texts(encoder: &Encoder) {
     const FRAGMENTS: &[&str] = &[
-        "word", " a", " the", "\n", "\n\n", " ", "  ", "\t", "'s", "'LL", "don't ", "A b C d ", "1", "12 345", "é", "e\u{301}",
-        "你好，世界。", "水坝、", "한국어 ", "👩‍👩‍👧", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<think>", "<", "<|", "|>", "_", "x_y z",
-        "/", "://", "{\"k\": [", "}\r\n", "\u{a0}", "\u{3000}", "ﬁ", "\u{200b}", "ZZZ", " Zürich ", "...", "!?", " — ", "\0",
+        "word",
+        " a",
+        " the",
+        "\n",
+        "\n\n",
+        " ",
+        "  ",
+        "\t",
+        "'s",
+        "'LL",
+        "don't ",
+        "A b C d ",
+        "1",
+        "12 345",
+        "é",
+        "e\u{301}",
+        "你好，世界。",
+        "水坝、",
+        "한국어 ",
+        "👩‍👩‍👧",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<think>",
+        "<",
+        "<|",
+        "|>",
+        "_",
+        "x_y z",
+        "/",
+        "://",
+        "{\"k\": [",
+        "}\r\n",
+        "\u{a0}",
+        "\u{3000}",
+        "ﬁ",
+        "\u{200b}",
+        "ZZZ",
+        " Zürich ",
+        "...",
+        "!?",
+        " — ",
+        "\0",
     ];
     let memo = Memo::new(8 << 20);
     let mut rng = fastrand::Rng::with_seed(11);
@@ -70,7 +128,11 @@ pub(super) fn random_texts(encoder: &Encoder) {
         }
         let reference = encoder.reference(&text, false).unwrap();
         for pass in 0..2 {
-            assert_eq!(encoder.encode(&text, false, &memo).unwrap().0, reference, "round {round}, pass {pass}: {text:?}");
+            assert_eq!(
+                encoder.encode(&text, false, &memo).unwrap().0,
+                reference,
+                "round {round}, pass {pass}: {text:?}"
+            );
         }
         assert_eq!(encoder.whole(&text, false).unwrap(), reference, "round {round}: {text:?}");
     }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn hello() -> Parsed {
-    request(Dialect::Chat, serde_json::json!({"model": "tiny", "messages": [{"role": "user", "content": "hello world"}]}))
+    request(
+        Dialect::Chat,
+        serde_json::json!({"model": "tiny", "messages": [{"role": "user", "content": "hello world"}]}),
+    )
 }
 
 /// An engine whose `/tokenize` answers with what `answer` makes of the question; keeps every question.
@@ -63,7 +66,10 @@ async fn encodes_chats_and_completions_of_every_shape() {
     let chat = encode(&tokenizers, &hello()).await.unwrap();
     let text = "<|im_start|>user\nhello world<|im_end|>\n<|im_start|>assistant\n";
     let completion = |prompt: serde_json::Value| {
-        request(Dialect::Completions, serde_json::json!({"model": "tiny", "prompt": prompt, "add_special_tokens": false}))
+        request(
+            Dialect::Completions,
+            serde_json::json!({"model": "tiny", "prompt": prompt, "add_special_tokens": false}),
+        )
     };
     assert_eq!(encode(&tokenizers, &completion(text.into())).await.unwrap(), chat);
     assert_eq!(encode(&tokenizers, &completion(serde_json::json!([text]))).await.unwrap(), chat);
@@ -73,7 +79,9 @@ async fn encodes_chats_and_completions_of_every_shape() {
     for ids in [serde_json::json!([5, 6, 7]), serde_json::json!([[5, 6, 7]])] {
         assert_eq!(encode(&tokenizers, &completion(ids)).await, Ok(vec![5, 6, 7]));
     }
-    for several in [serde_json::json!(["a", "b"]), serde_json::json!([[1], [2]]), serde_json::json!([]), serde_json::json!([1.5])] {
+    for several in
+        [serde_json::json!(["a", "b"]), serde_json::json!([[1], [2]]), serde_json::json!([]), serde_json::json!([1.5])]
+    {
         assert_eq!(encode(&tokenizers, &completion(several.clone())).await, Err(TextReason::Unsupported), "{several}");
     }
     assert_eq!(metric(&registry, "forebay_tokenize_requests_total", "tokens"), 6.0);
@@ -89,7 +97,10 @@ async fn shapes_that_are_not_proven_go_by_text() {
     let hi = message("hi".into());
     for (what, body) in [
         ("image", serde_json::json!({"messages": image})),
-        ("audio", serde_json::json!({"messages": message(serde_json::json!([{"type": "input_audio", "input_audio": {}}]))})),
+        (
+            "audio",
+            serde_json::json!({"messages": message(serde_json::json!([{"type": "input_audio", "input_audio": {}}]))}),
+        ),
         ("template", serde_json::json!({"messages": hi, "chat_template": "{{ messages }}"})),
         ("truncation", serde_json::json!({"messages": hi, "truncate_prompt_tokens": 3})),
         ("reserved", serde_json::json!({"messages": hi, "chat_template_kwargs": {"tools": []}})),
@@ -184,9 +195,12 @@ async fn without_a_tokenizer_the_engine_is_asked() {
     let tokenizers = Tokenizers::new(&settings(), &[], &prometheus::Registry::new()).unwrap();
     tokenizers.set_engines("served", vec![engine.url.clone()]);
     let ask = |content: &str| {
-        request(Dialect::Chat, serde_json::json!({"model": "served", "temperature": 1.0,
+        request(
+            Dialect::Chat,
+            serde_json::json!({"model": "served", "temperature": 1.0,
             "messages": [{"role": "user", "content": content}], "tools": [{"type": "function"}],
-            "chat_template_kwargs": {"enable_thinking": false}}))
+            "chat_template_kwargs": {"enable_thinking": false}}),
+        )
     };
     assert_eq!(encode(&tokenizers, &ask("hi")).await, Ok(vec![4, 5, 6]));
     for broken in ["fail", "odd", "else"] {
@@ -324,7 +338,9 @@ fn plain_chats_are_concatenated_only_where_that_is_proven() {
     assert!(local.chat.uses_learned());
     let short = |json: &str| local.chat.concatenated(&messages::read(json, 0).unwrap()).is_some();
     assert!(short(r#"[{"role":"user","content":"hi"}]"#));
-    assert!(short(r#"[{"content":"s","role":"system"},{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}]"#));
+    assert!(short(
+        r#"[{"content":"s","role":"system"},{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}]"#
+    ));
     for other in [
         r#"[{"role":"assistant","content":"hi"}]"#,
         r#"[{"role":"user","content":"a"},{"role":"user","content":"b"}]"#,
