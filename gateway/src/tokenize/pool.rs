@@ -69,6 +69,10 @@ impl Pool {
         deadline: Instant,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refused> {
+        if Instant::now() >= deadline {
+            self.shared.metrics.jobs_late.inc();
+            return Err(Refused::Late);
+        }
         let (reply, result) = oneshot::channel();
         let metrics = Arc::clone(&self.shared.metrics);
         let job = Box::new(move || {
