@@ -11,6 +11,7 @@
 
 mod consider;
 mod learn;
+mod parity;
 
 pub use consider::{Considered, consider};
 
@@ -55,6 +56,7 @@ pub struct Gateway {
     cursor: AtomicU64,
     seed: u64,
     policies: ArcSwap<Policies>,
+    samples: parity::Samples,
     /// Tokens that an answer has lately had, a moving mean over all models.
     output_tokens: AtomicU32,
 }
@@ -90,6 +92,7 @@ impl Gateway {
             limits: Limits::new(&config.listen),
             cursor: AtomicU64::new(0),
             seed: config.routing.seed.unwrap_or_else(|| fastrand::u64(..)),
+            samples: parity::Samples::new(),
             policies: ArcSwap::from_pointee(Policies::of(&config)),
             output_tokens: AtomicU32::new(learn::FIRST_OUTPUT_TOKENS),
             config,

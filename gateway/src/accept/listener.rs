@@ -70,6 +70,7 @@ impl Ingress {
         let endpoint = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::unbuffered());
         service.endpoints().add_listener(endpoint);
         gateway.dispatcher.sweep_in(tasks);
+        gateway.compare_in(tasks);
         let (shutdown, watch) = watch::channel(false);
         tasks.spawn("ingress", async move {
             service.start_service(Some(Arc::new(Mutex::new(table))), watch, 1).await;
