@@ -7,7 +7,6 @@ use crate::fleet::Feedback;
 use crate::observe::{Outcome, Record};
 use crate::parse::Parsed;
 use crate::stream::{End, Next, Usage};
-use crate::tokenize;
 use forebay_routing::LocalLoad;
 use forebay_routing::index::CacheReport;
 use std::sync::atomic::Ordering;
@@ -40,14 +39,9 @@ pub(super) fn learn(gateway: &Gateway, parsed: &Parsed, considered: &Considered,
     if let Some(crate::tokenize::Outcome::Tokens(ids)) = &considered.tokens {
         let ours = u32::try_from(ids.len()).unwrap_or(u32::MAX);
         gateway.tokenizers.observe_prompt_tokens(&parsed.model, ours, usage.prompt_tokens);
-    }
-    confirm(gateway, considered, exchange, usage);
-    if let Some(tokenize::Outcome::Tokens(ids)) = &considered.tokens {
-        if parsed.n == 1 {
-            gateway.tokenizers.observe_prompt_tokens(&parsed.model, ids.len() as u32, usage.prompt_tokens);
-        }
         gateway.sample(parsed, ids, &exchange.endpoint.url);
     }
+    confirm(gateway, considered, exchange, usage);
 }
 
 /// `cached_tokens` confirms or shortens the prefix that was credited to the worker.
