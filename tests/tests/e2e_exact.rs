@@ -8,7 +8,7 @@ use forebay_tests::scene::folder;
 #[tokio::test]
 async fn every_predicted_hit_is_true_after_evictions_too() -> Result<(), Failure> {
     let folder = folder()?;
-    let choice = Choice { sessions: 16, speedup: 200.0, port: 0, folder: folder.path().to_path_buf() };
+    let choice = Choice { sessions: 24, speedup: 200.0, port: 0, folder: folder.path().to_path_buf() };
     let stage = Stage::set(choice).await?;
     assert!(stage.cache_share() <= 0.4, "caches must be too small for everything: {}", stage.cache_share());
     let quiet = run_quiet(&stage).await?;
