@@ -1,7 +1,7 @@
 //! The thin mode: answers at once with no model behind it, for measuring what stands in front.
 //!
-//! One thread serves several ports, each playing one engine. A request costs some 10 µs, so that the proxy and not the
-//! engine is what a benchmark sees. Each streamed chunk carries `~T` and twenty digits, the machine's monotonic clock
+//! One thread serves several ports, each playing one engine. A small request costs some 15 µs, so that the proxy and
+//! not the engine is what a benchmark sees. Each streamed chunk carries `~T` and twenty digits, the machine's monotonic clock
 //! in nanoseconds just before the write, from which a client on the same machine computes one-way delays.
 //!
 //! Request bodies are scanned for the few keys that matter, not parsed. With KV events on, bodies are handed to a
