@@ -1,5 +1,7 @@
 //! What users run: the official OpenAI SDK and curl, against the real gateway and a mock engine.
 
+#![expect(clippy::print_stdout, reason = "a test says why it was skipped, and shows the suite's report")]
+
 use forebay_tests::cluster::{EngineOptions, GatewayOptions, MODEL};
 use forebay_tests::process::{Failure, repository};
 use forebay_tests::scene::Scene;
