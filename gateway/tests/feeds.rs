@@ -1,4 +1,8 @@
 //! Discovery and event feeds against the mock engine: what the index predicts is what the engine served from its cache.
+#![expect(
+    clippy::panic,
+    reason = "a wait that fails must show what it saw; only `#[test]` functions are exempt by themselves"
+)]
 
 use bytes::Bytes;
 use forebay::clock::Clock;

@@ -224,14 +224,7 @@ impl Engine {
                     while socket.read(&mut [0; 65536]).await.is_ok_and(|n| n > 0) {}
                     return;
                 }
-                Mode::Pour { head, piece, written } => {
-                    let mut sent = socket.write_all(head.as_bytes()).await;
-                    while sent.is_ok() {
-                        sent = socket.write_all(piece.as_bytes()).await;
-                        written.fetch_add(piece.len(), Ordering::SeqCst);
-                    }
-                    return;
-                }
+                Mode::Pour { head, piece, written } => return pour(socket, &head, &piece, &written).await,
             }
             let Some(body) = read_body(&mut socket, &head, &mut buf).await else { return };
             if let Some(answer) = self.probe(&head) {
@@ -342,4 +335,13 @@ pub fn whole_stream(tokens: &[&str]) -> String {
         text.push_str(&frame(&token(word)));
     }
     text + &frame(FINISH) + &frame(USAGE) + &frame("[DONE]") + END
+}
+
+/// Writes `piece` for ever after `head`, until the other side has had enough.
+async fn pour(mut socket: TcpStream, head: &str, piece: &str, written: &AtomicUsize) {
+    let mut sent = socket.write_all(head.as_bytes()).await;
+    while sent.is_ok() {
+        sent = socket.write_all(piece.as_bytes()).await;
+        written.fetch_add(piece.len(), Ordering::SeqCst);
+    }
 }

@@ -44,7 +44,7 @@ pub enum ExchangeError {
     /// A stream without text.
     #[error("no event with text in the stream")]
     NoText,
-    /// Nothing whole within [`EXCHANGE_TIMEOUT`].
+    /// Nothing whole within `EXCHANGE_TIMEOUT`.
     #[error("no whole answer within 60 s")]
     Timeout,
 }

@@ -2,7 +2,7 @@
 //!
 //! A byte-pair tokenizer splits text into words first, so its work depends on the words and their frequencies, not on
 //! their order. Drawing words by frequency therefore costs a tokenizer what real prose costs, repeats no phrase by
-//! accident, and needs no corpus on disk. One word in [`UNSEEN_ONE_IN`] is made of random letters, as names and
+//! accident, and needs no corpus on disk. One word in `UNSEEN_ONE_IN` is made of random letters, as names and
 //! identifiers are, so that no cache of words ever holds them all.
 
 use fastrand::Rng;
