@@ -39,8 +39,9 @@ clippy:
 arrows:
 	$(CARGO) test $(LOCKED) -p forebay-tests --test arrows
 
+# A module page may point at the private parts it explains.
 docs:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc $(LOCKED) --workspace --no-deps
 
 doctest:
 	$(CARGO) test $(LOCKED) --workspace --doc

@@ -1,4 +1,4 @@
-//! What happens to a fleet, and the reducer that turns it into a [`FleetView`].
+//! What happens to a fleet, and the reducer that turns it into a [`FleetView`](crate::FleetView).
 //!
 //! ```text
 //! discovery ─ Joined, Left ──────────┐
