@@ -58,7 +58,6 @@ ci: export FOREBAY_REQUIRE = all
 ci: setup ## Everything that CI runs; its last lines are the test summary
 	$(MAKE) fmt clippy docs deny
 	$(MAKE) doctest
-	DEMO_QUICK=1 $(MAKE) demo
 	$(MAKE) test
 
 bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)
