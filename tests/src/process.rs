@@ -67,8 +67,9 @@ impl Process {
         args: impl IntoIterator<Item = impl AsRef<OsStr>>,
         log: PathBuf,
     ) -> Result<Self, Failure> {
+        // Emptied first: who waits for a line of this process must not find one of a process before it.
         let open = || File::options().create(true).append(true).open(&log);
-        let outputs = open().and_then(|out| Ok((out, open()?)));
+        let outputs = File::create(&log).and_then(|_| Ok((open()?, open()?)));
         let (out, err) = outputs.map_err(|e| Failure(format!("{}: {e}", log.display())))?;
         let child = Command::new(program)
             .args(args)
