@@ -104,15 +104,7 @@ async fn resolve_names(config: &Config) -> Vec<Worker> {
     let mut workers = Vec::new();
     for pool in &config.dns {
         match tokio::net::lookup_host((pool.name.as_str(), pool.port)).await {
-            Ok(addresses) => workers.extend(addresses.map(|address| Worker {
-                url: format!("http://{address}"),
-                model: pool.model.clone(),
-                ranks: None,
-                kv_events: None,
-                kv_replay: None,
-                block_size: None,
-                agent: None,
-            })),
+            Ok(addresses) => workers.extend(addresses.map(|address| pool.worker(address))),
             Err(error) => complain(&format!("dns: {}: {error}; check the name", pool.name)),
         }
     }

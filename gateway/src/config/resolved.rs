@@ -188,3 +188,18 @@ pub struct DnsPool {
     /// Between two look-ups.
     pub interval: Duration,
 }
+
+impl DnsPool {
+    /// The worker behind one resolved address; what the pool does not say is asked of the engine.
+    pub fn worker(&self, address: SocketAddr) -> Worker {
+        Worker {
+            url: format!("http://{address}"),
+            model: self.model.clone(),
+            ranks: None,
+            kv_events: None,
+            kv_replay: None,
+            block_size: None,
+            agent: None,
+        }
+    }
+}

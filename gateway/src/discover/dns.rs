@@ -49,14 +49,6 @@ async fn look_up(pool: &DnsPool) -> Result<BTreeSet<SocketAddr>, String> {
 }
 
 fn workers(pool: &DnsPool, addresses: &BTreeSet<SocketAddr>) -> Vec<Worker> {
-    let worker = |address: &SocketAddr| Worker {
-        url: format!("http://{address}"),
-        model: pool.model.clone(),
-        ranks: None,
-        kv_events: None,
-        kv_replay: None,
-        block_size: None,
-        agent: None,
-    };
+    let worker = |address: &SocketAddr| pool.worker(*address);
     addresses.iter().map(worker).collect()
 }
