@@ -18,7 +18,7 @@ build: ## Build the gateway and the mock engine, debug profile
 	$(CARGO) build $(LOCKED) --workspace --bins
 
 demo: setup ## Four mock engines, one gateway: round robin against kv, one table (KEEP=1, DEMO_QUICK=1)
-	$(CARGO) build $(LOCKED) --release -p forebay -p forebay-engine -p forebay-tests --bins
+	$(CARGO) build $(LOCKED) --release --workspace --bins
 	target/release/forebay-demo
 
 test: setup build ## Fast suites: unit, property, end to end against mock engines
@@ -64,5 +64,5 @@ bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests
 	tests/bench/run.sh
 
 test-vllm: setup ## Two real CPU vLLM engines behind the gateway (downloads about 0.9 GB once)
-	$(CARGO) build $(LOCKED) --release -p forebay --bin forebay
+	$(CARGO) build $(LOCKED) --release --workspace --bins
 	tests/vllm/run.sh
