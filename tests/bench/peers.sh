@@ -86,7 +86,7 @@ await() {
   local answer="" tries
   for tries in $(seq 300); do
     alive "$1" || { echo "exited at start: $(grep -v '^ *$' "$run/$1.log" | tail -1)"; return 1; }
-    answer=$(chat "$2")
+    answer=$(chat "$2") || true
     grep -q '"choices"' <<<"$answer" && return 0
     sleep 0.2
   done

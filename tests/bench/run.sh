@@ -10,7 +10,7 @@ export BIN_DIR=${BIN_DIR:-$root/target/dist}
 out=${OUT:-$here/.peers/out/$(date -u +%Y%m%d-%H%M%S)}
 
 cd "$root"
-[ -n "${NO_BUILD:-}" ] || cargo build --locked --profile dist --workspace --bins
+[ -n "${NO_BUILD:-}" ] || cargo build --locked --profile dist --workspace --bin forebay --bin forebay-engine --bin lg --bin bench-report
 "$here/install_peers.sh"
 mkdir -p "$out"
 "$here/suite.sh" "$out"

@@ -92,8 +92,9 @@ def start_engine(name: str) -> tuple[Child, str]:
         "topic": "kv-events",
     }
     command = [
-        str(HOME / "venv/bin/vllm"),
-        "serve",
+        # As a module: the script beside it names its interpreter by a path that a moved checkout breaks.
+        str(HOME / "venv/bin/python"),
+        *("-m", "vllm.entrypoints.cli.main", "serve"),
         str(HOME / "model"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--served-model-name", MODEL),

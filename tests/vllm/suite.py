@@ -171,9 +171,9 @@ def ask(url: str, body: dict) -> tuple[str, dict, str]:
 
 
 def conversations(rng: random.Random) -> list[dict]:
-    """Ten conversations of four to seven turns, in three kinds that share their system prompts."""
+    """Twelve conversations of four to seven turns, in three kinds that share their system prompts."""
     made = []
-    for number in range(10):
+    for number in range(12):
         kind = ("plain", "tools", "thinking")[number % 3]
         system = f"You watch the gates of basin {number % 2}. " + " ".join(SENTENCES * (4 + number % 3))
         made.append({"kind": kind, "turns": rng.randint(4, 7), "messages": [{"role": "system", "content": system}]})

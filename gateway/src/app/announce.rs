@@ -4,6 +4,7 @@ use crate::admin::Console;
 use crate::cli::say;
 use crate::config::policy_name;
 use crate::fleet::{WorkerStatus, state_name};
+use crate::signal::cache_events::FeedReport;
 use crate::tasks::TaskGroup;
 use forebay_routing::view::{CacheKnowledge, WorkerState};
 use std::net::SocketAddr;
@@ -51,7 +52,8 @@ async fn summary(console: &Console) -> Vec<String> {
     let silent: Vec<_> = console.discovery.sites().into_iter().filter(|site| !site.introduced).collect();
     let ready = workers.iter().filter(|worker| worker.view.state == WorkerState::Ready).count();
     let mut lines = vec![format!("  workers    {ready} ready, {} engines have not answered", silent.len())];
-    let answered = workers.iter().map(worker_line);
+    let feeds = console.feeds.reports();
+    let answered = workers.iter().map(|worker| worker_line(worker, &feeds));
     let waiting =
         silent.iter().map(|site| format!("    ✗ {}  {}", site.url, site.problem.as_deref().unwrap_or("no answer yet")));
     let mut listed: Vec<String> = answered.chain(waiting).collect();
@@ -64,23 +66,32 @@ async fn summary(console: &Console) -> Vec<String> {
     if workers.is_empty() && silent.is_empty() {
         lines.push("    none yet: add [[workers]] to the file, --worker, or POST /workers".to_owned());
     }
-    lines.extend(degraded(console, &workers));
+    lines.extend(degraded(console, &workers, silent.len()));
     lines
 }
 
-fn worker_line(worker: &WorkerStatus) -> String {
+fn worker_line(worker: &WorkerStatus, feeds: &[FeedReport]) -> String {
     let mark = if worker.view.state == WorkerState::Ready { "✓" } else { "✗" };
-    let cache = match worker.view.cache {
-        CacheKnowledge::Events => "KV events",
-        CacheKnowledge::Approximate => "no KV events",
+    // A feed is named by the worker's URL, with `@rank` where there are several.
+    let mine = |feed: &&FeedReport| {
+        feed.worker.strip_prefix(&*worker.url).is_some_and(|rank| rank.is_empty() || rank.starts_with('@'))
+    };
+    let cache = match (worker.view.cache, feeds.iter().find(mine)) {
+        (CacheKnowledge::Events, _) => "KV events".to_owned(),
+        // Events count once the first was heard, which an engine without traffic may never send.
+        (CacheKnowledge::Approximate, Some(feed)) => format!("KV events ({})", feed.state.name()),
+        (CacheKnowledge::Approximate, None) => "no KV events".to_owned(),
     };
     let blocks = worker.view.block_size.map_or_else(|| "blocks unknown".to_owned(), |size| format!("blocks of {size}"));
     format!("    {mark} {}  {}  {}  {blocks}, {cache}", worker.url, worker.model, state_name(worker.view.state))
 }
 
 /// What serves worse than it could, and why.
-fn degraded(console: &Console, workers: &[WorkerStatus]) -> Vec<String> {
+fn degraded(console: &Console, workers: &[WorkerStatus], silent: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
+    if silent > 0 {
+        lines.push(format!("    {silent} engines take no traffic: they have not answered (see above)"));
+    }
     for status in console.gateway.tokenizers.status() {
         if let Some(problem) = status.problem {
             lines.push(format!("    model {}: token ids from {}: {problem}", status.model, status.source.label()));
