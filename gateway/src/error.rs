@@ -13,7 +13,25 @@ pub enum Blame {
     Worker,
 }
 
-/// A request that cannot be served, in OpenAI's error shape.
+/// In which shape a client reads errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// `{"error":{"message","type","param","code"}}`, as OpenAI and the engines write it.
+    #[default]
+    OpenAi,
+    /// `{"type":"error","error":{"type","message"}}`.
+    Anthropic,
+}
+
+impl Shape {
+    /// The shape that clients of `path` understand.
+    pub fn of_path(path: &str) -> Self {
+        let below = path.strip_prefix("/v1/messages");
+        if below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) { Self::Anthropic } else { Self::OpenAi }
+    }
+}
+
+/// A request that cannot be served.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{status} {code}: {message}")]
 pub struct Fault {
@@ -65,6 +83,18 @@ impl Fault {
     /// A failure of this process.
     pub fn gateway(status: u16, code: &'static str, message: impl Into<String>) -> Self {
         Self { kind: "server_error", blame: Blame::Gateway, retryable: false, ..Self::client(status, code, message) }
+    }
+
+    /// The body in `shape`.
+    pub fn body_in(&self, shape: Shape) -> String {
+        match shape {
+            Shape::OpenAi => self.body(),
+            Shape::Anthropic => {
+                let kind =
+                    if self.kind == "upstream_error" || self.kind == "server_error" { "api_error" } else { self.kind };
+                serde_json::json!({"type": "error", "error": {"type": kind, "message": self.message}}).to_string()
+            }
+        }
     }
 
     /// `{"error":{"message","type","param","code"}}`, as OpenAI and vLLM write it; `code` is the HTTP status.

@@ -14,6 +14,7 @@ pub mod clock;
 pub mod config;
 pub mod discover;
 pub mod dispatch;
+pub mod doors;
 pub mod error;
 pub mod fleet;
 pub mod http1;

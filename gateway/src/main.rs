@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use forebay::app::{App, Signals};
-use forebay::cli::{self, Command, Exit};
+use forebay::cli::{self, Command, Exit, KeyCommand};
 use forebay::config::{Config, Environment, Sources};
 use forebay::observe::log;
 use std::process::ExitCode;
@@ -20,9 +20,10 @@ fn run(command: Command, environment: Environment) -> Exit {
     match command {
         Command::Serve(settings) => serve(settings.sources(environment)),
         Command::Check { file, reference } => cli::check::run(file, reference, environment),
-        Command::Explain { url, completions, body } => {
-            on_one_thread(|runtime| runtime.block_on(cli::explain::run(&url, completions, &body)))
+        Command::Explain { url, key_file, completions, body } => {
+            on_one_thread(|runtime| runtime.block_on(cli::explain::run(&url, key_file.as_deref(), completions, &body)))
         }
+        Command::Key { command: KeyCommand::New { tenant, roles } } => cli::key::new(&tenant, &roles),
         Command::Doctor(settings) => {
             let sources = settings.sources(environment);
             on_one_thread(|runtime| runtime.block_on(cli::doctor::run(&sources)))

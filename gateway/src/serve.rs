@@ -19,11 +19,11 @@ use crate::accept::{Reply, Request};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outbound, overdue};
+use crate::doors::Doors;
 use crate::error::{Blame, Fault, Halt};
 use crate::fleet::Fleet;
 use crate::http1::Framing;
 use crate::http1::fields::Kind;
-use crate::http1::response::Downstream;
 use crate::limits::{Limits, Share};
 use crate::observe::{Observer, Outcome, Record};
 use crate::parse::{self, Dialect};
@@ -48,6 +48,8 @@ pub struct Gateway {
     pub observer: Observer,
     /// Time.
     pub clock: Clock,
+    /// Who may come in.
+    pub doors: Arc<Doors>,
     /// The way to engines.
     pub dispatcher: Arc<Dispatcher>,
     /// Connections and buffered bytes.
@@ -81,6 +83,7 @@ impl Gateway {
         fleet: Fleet,
         tokenizers: Arc<Tokenizers>,
         observer: Observer,
+        doors: Arc<Doors>,
         clock: Clock,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -88,6 +91,7 @@ impl Gateway {
             fleet,
             tokenizers,
             observer,
+            doors,
             clock,
             limits: Limits::new(&config.listen),
             cursor: AtomicU64::new(0),
@@ -122,7 +126,8 @@ impl Gateway {
 
 /// Serves one request and says what becomes of its connection.
 pub async fn serve(gateway: &Gateway, client: &mut Client, request: &Request, dialect: Option<Dialect>) -> Next {
-    let mut record = Record { id: request.id.clone(), dialect: name(dialect), ..Record::default() };
+    let tenant = request.caller.tenant.clone();
+    let mut record = Record { id: request.id.clone(), tenant, dialect: name(dialect), ..Record::default() };
     let mut unread = request.head.framing != Framing::Empty;
     let next = match steps(gateway, client, request, dialect, &mut unread, &mut record).await {
         Ok(next) => next,
@@ -173,6 +178,7 @@ async fn steps(
     let strip_usage = parsed.wants_usage_stripped();
     let mut outbound = Outbound {
         head: &request.head,
+        keep_key: gateway.doors.ask_for_keys(),
         request_id: &request.id,
         body: parsed.upstream_body(),
         share,
@@ -202,6 +208,7 @@ async fn through(
 ) -> Result<Next, Halt> {
     let mut outbound = Outbound {
         head: &request.head,
+        keep_key: gateway.doors.ask_for_keys(),
         request_id: &request.id,
         body: if body.is_empty() { Vec::new() } else { vec![body] },
         share,
@@ -219,15 +226,8 @@ async fn through(
 
 /// Answers a fault.
 async fn answer(client: &mut Client, request: &Request, fault: &Fault, close: bool) -> Next {
-    let to = Downstream {
-        framing: Framing::Empty,
-        announced: None,
-        request_id: &request.id,
-        close,
-        old_keep_alive: request.head.old && !close,
-    };
     let bodiless = request.head.method() == "HEAD";
-    match Reply::fault(fault).send(client, &to, bodiless).await {
+    match Reply::fault_in(fault, request.shape()).send(client, &request.downstream(close), bodiless).await {
         Ok(()) if close => Next::Close,
         Ok(()) => Next::Keep,
         Err(_) => Next::Abort,

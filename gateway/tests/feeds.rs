@@ -123,7 +123,7 @@ fn published(engine: &EngineHandle) -> Option<u64> {
 /// Sends token ids; returns how many the engine had in its cache.
 async fn complete(engine: &EngineHandle, model: &str, prompt: &[u32]) -> u32 {
     let address = engine.address();
-    let peer = Peer { address, authority: address.to_string(), deadline: Duration::from_secs(60) };
+    let peer = Peer { address, authority: address.to_string(), deadline: Duration::from_secs(60), key: None };
     let body = serde_json::json!({"model": model, "prompt": prompt, "max_tokens": 4}).to_string();
     let answer = peer.post_json("/v1/completions", Bytes::from(body)).await.expect("answers");
     let text = String::from_utf8_lossy(&answer.body).into_owned();

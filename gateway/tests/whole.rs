@@ -363,3 +363,126 @@ async fn a_taken_port_ends_the_start_with_its_own_exit_code() {
         assert!(error.to_string().starts_with(&format!("{key}: cannot listen on {address}")), "{error}");
     }
 }
+
+/// A file with an operator's and a user's key, and the keys.
+fn keys_file(folder: &std::path::Path) -> (String, String, String) {
+    use forebay::doors::keys::{KEY_BYTES, make};
+    let (user, line) = make("acme", "use", [1; KEY_BYTES]).expect("made");
+    let (operator, other) = make("ops", "operate", [2; KEY_BYTES]).expect("made");
+    let path = folder.join("keys");
+    std::fs::write(&path, format!("{line}\n{other}\n")).expect("written");
+    (path.to_str().expect("UTF-8").to_owned(), user, operator)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beyond_loopback_operators_need_a_key_and_on_loopback_explain_does() {
+    let a = engine().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, user, operator) = keys_file(folder.path());
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "why"}]}).to_string();
+    for (address, open) in [("0.0.0.0:0", false), ("127.0.0.1:0", true)] {
+        let gateway = start(sources(&[&a], &[("keys.file", &file), ("admin.address", address)])).await;
+        let port = gateway.admin.port();
+        let admin = SocketAddr::from(([127, 0, 0, 1], port));
+        let status = async |method: &str, path: &str, key: Option<&str>, body: &str| {
+            let fields = key.map_or_else(String::new, |key| format!("Authorization: Bearer {key}\r\n"));
+            ask(admin, method, path, &fields, body).await.status
+        };
+        let admin_gateway = Gateway { app: gateway.app, clients: gateway.clients, admin };
+        if open {
+            admin_gateway.until_ready(1).await;
+        } else {
+            let ready = async {
+                while status("GET", "/readyz", None, "").await != 200 {
+                    sleep(Duration::from_millis(20)).await;
+                }
+            };
+            timeout(WAIT, ready).await.expect("the probes need no key");
+        }
+        for path in ["/workers", "/status", "/metrics"] {
+            assert_eq!(status("GET", path, None, "").await, if open { 200 } else { 401 }, "{address} {path}");
+            assert_eq!(status("GET", path, Some(&user), "").await, if open { 200 } else { 403 }, "{address} {path}");
+            assert_eq!(status("GET", path, Some(&operator), "").await, 200, "{address} {path}");
+        }
+        assert_eq!(status("POST", "/explain", None, &body).await, 401);
+        assert_eq!(status("POST", "/explain", Some(&user), &body).await, 403);
+        assert_eq!(status("POST", "/explain", Some(&operator), &body).await, 200);
+        let status = ask(admin, "GET", "/status", &format!("x-api-key: {operator}\r\n"), "").await.json();
+        assert_eq!((&status["doors"]["asks_for_keys"], &status["doors"]["keys"]), (&json!(true), &json!(2)));
+        assert!(!status.to_string().contains(&operator));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_operators_socket_is_its_owners_alone_and_survives_a_crash() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, ..) = keys_file(folder.path());
+    let path = folder.path().join("admin.sock");
+    // A process that was killed leaves its socket behind.
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
+    let set = [("keys.file", file.as_str()), ("admin.socket", path.to_str().expect("UTF-8"))];
+    let gateway = start(sources(&[], &set)).await;
+    let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let exchange = async {
+        let mut stream = tokio::net::UnixStream::connect(&path).await.expect("connected");
+        stream.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("received");
+        answer
+    };
+    let answer = timeout(WAIT, exchange).await.expect("answered");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+
+    let second = sources(&[], &set);
+    let loaded = second.load().expect("good");
+    let error = App::start(second, loaded).await.err().expect("the socket is in use").to_string();
+    assert!(error.starts_with("admin.socket: cannot listen on"), "{error}");
+    drop(gateway);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_listed_hosts_become_workers() {
+    let gateway = start(sources(&[], &[("admin.allow_workers", "127.0.0.0/8, *.gpu.lan")])).await;
+    let cases = [
+        (json!({"url": "http://127.0.0.1:9"}), 202),
+        (json!({"url": "http://a.gpu.lan:9"}), 202),
+        (json!({"url": "http://169.254.169.254:80"}), 403),
+        (json!({"url": "http://[::ffff:169.254.169.254]:80"}), 403),
+        (json!({"url": "http://metadata.internal:80"}), 403),
+        (json!({"url": "http://gpu.lan.evil.example:80"}), 403),
+        (json!({"url": "http://127.0.0.1:10", "kv_events": "tcp://*:5557"}), 202),
+        (json!({"url": "http://127.0.0.1:11", "kv_events": "tcp://169.254.169.254:80"}), 403),
+        (json!({"url": "http://127.0.0.1:11", "kv_events": "bind:tcp://*:5557"}), 403),
+        (json!({"url": "http://127.0.0.1:11", "kv_events": "ipc:///run/other.sock"}), 403),
+    ];
+    for (worker, status) in cases {
+        let answer = gateway.post("/workers", &worker).await;
+        assert_eq!(answer.status, status, "{worker}: {}", answer.body);
+        assert!(status != 403 || answer.body.contains("allow_workers") || answer.body.contains("configuration file"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_access_log_names_the_tenant_and_no_key() {
+    let a = engine().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, user, _) = keys_file(folder.path());
+    let log = folder.path().join("access.jsonl");
+    let set = [("keys.file", file.as_str()), ("observe.access_log", log.to_str().expect("UTF-8"))];
+    let gateway = start(sources(&[&a], &set)).await;
+    gateway.until_ready(1).await;
+    let body = json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}).to_string();
+    let path = "/v1/chat/completions";
+    let served = ask(gateway.clients, "POST", path, &format!("x-api-key: {user}\r\n"), &body).await;
+    assert_eq!(served.status, 200, "{}", served.body);
+    assert_eq!(ask(gateway.clients, "POST", path, "x-api-key: fbk_wrong\r\n", &body).await.status, 401);
+    assert!(timeout(WAIT, gateway.app.drain()).await.is_ok());
+    let lines = std::fs::read_to_string(&log).expect("the log");
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!((&lines[0]["tenant"], &lines[0]["status"]), (&json!("acme"), &json!(200)));
+    assert_eq!((&lines[1]["tenant"], &lines[1]["error"]), (&Value::Null, &json!("invalid_api_key")));
+    let all = format!("{lines:?}");
+    assert!(!all.contains(&user) && !all.contains("fbk_wrong"));
+}

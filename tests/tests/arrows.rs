@@ -171,6 +171,7 @@ const STEP_BANS: &[(&str, &[&str])] = &[
     ("dispatch", &["accept", "tokenize", "serve", "admin", "discover"]),
     ("signal", &["accept", "dispatch", "stream", "serve", "admin"]),
     ("discover", &["accept", "dispatch", "stream", "serve", "admin", "tokenize"]),
+    ("doors", &["accept", "parse", "tokenize", "fleet", "dispatch", "stream", "serve", "admin", "signal", "discover"]),
     ("observe", &["accept", "dispatch", "serve", "admin", "signal", "discover"]),
 ];
 

@@ -2,7 +2,9 @@
 
 use super::local::{Route, route};
 use super::{Reply, Request, identity};
-use crate::error::Halt;
+use crate::doors::keys::presented;
+use crate::doors::{Caller, Role};
+use crate::error::{Fault, Halt, Shape};
 use crate::http1::fields::Kind;
 use crate::http1::response::Downstream;
 use crate::http1::{Framing, RequestHead};
@@ -22,7 +24,8 @@ pub(super) async fn run(gateway: &Gateway, mut client: Client) {
             Ok(None) | Err(Halt::Gone) => return,
             Err(Halt::Fault(fault)) => {
                 let id = identity::request_id(None);
-                let _ = Reply::fault(&fault).send(&mut client, &closing(&id), false).await;
+                let to = refusal(gateway, &id);
+                let _ = Reply::fault(&fault).send(&mut client, &to, false).await;
                 serve::reject_unread(gateway, id, &fault);
                 break;
             }
@@ -33,15 +36,23 @@ pub(super) async fn run(gateway: &Gateway, mut client: Client) {
 
 async fn answer(gateway: &Gateway, client: &mut Client, head: RequestHead) -> Next {
     let id = identity::request_id(head.value(Kind::RequestId));
-    let request = Request { head, id, arrived: Instant::now() };
-    let dialect = match route(&request.head, &gateway.fleet) {
+    let arrived = Instant::now();
+    let route = route(&head, &gateway.fleet);
+    let caller = match &route {
+        Route::Open(_) => Caller::anybody(),
+        _ => match admit(gateway, &head) {
+            Ok(caller) => caller,
+            Err(fault) => return turn_away(gateway, client, &head, id, &fault).await,
+        },
+    };
+    let request = Request { head, id, arrived, caller };
+    let dialect = match route {
         Route::Inference(dialect) => Some(dialect),
         Route::Through => None,
-        Route::Local(reply) => {
+        Route::Open(reply) | Route::Local(reply) => {
             let close = !request.head.keep_alive || client.is_draining() || request.head.framing != Framing::Empty;
-            let to = Downstream { close, old_keep_alive: request.head.old, ..closing(&request.id) };
             let bodiless = request.head.method() == "HEAD";
-            return match reply.send(client, &to, bodiless).await {
+            return match reply.send(client, &request.downstream(close), bodiless).await {
                 Ok(()) if !close => Next::Keep,
                 Ok(()) => Next::Close,
                 Err(_) => Next::Abort,
@@ -51,6 +62,37 @@ async fn answer(gateway: &Gateway, client: &mut Client, head: RequestHead) -> Ne
     serve::serve(gateway, client, &request, dialect).await
 }
 
-fn closing(request_id: &str) -> Downstream<'_> {
-    Downstream { framing: Framing::Empty, announced: None, request_id, close: true, old_keep_alive: false }
+/// Who sends this. Browsers ask `OPTIONS` before they send a key (CORS); without a body it does nobody harm.
+fn admit(gateway: &Gateway, head: &RequestHead) -> Result<Caller, Fault> {
+    if head.method() == "OPTIONS" && head.framing == Framing::Empty {
+        return Ok(Caller::anybody());
+    }
+    let key = presented(head.value(Kind::Authorization), head.value(Kind::ApiKey));
+    gateway.doors.admit(key, Role::Use)
+}
+
+/// Answers a caller who may not come in; a body is not read.
+async fn turn_away(gateway: &Gateway, client: &mut Client, head: &RequestHead, id: String, fault: &Fault) -> Next {
+    let close = head.framing != Framing::Empty || !head.keep_alive || client.is_draining();
+    let to = Downstream { close, old_keep_alive: head.old && !close, ..refusal(gateway, &id) };
+    let reply = Reply::fault_in(fault, Shape::of_path(head.path()));
+    let sent = reply.send(client, &to, head.method() == "HEAD").await;
+    serve::reject_unread(gateway, id, fault);
+    match sent {
+        Ok(()) if !close => Next::Keep,
+        Ok(()) => Next::Close,
+        Err(_) => Next::Abort,
+    }
+}
+
+/// To somebody who is not known yet.
+fn refusal<'a>(gateway: &Gateway, request_id: &'a str) -> Downstream<'a> {
+    Downstream {
+        framing: Framing::Empty,
+        announced: None,
+        request_id,
+        close: true,
+        old_keep_alive: false,
+        diagnostics: !gateway.doors.ask_for_keys(),
+    }
 }

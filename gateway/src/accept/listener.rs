@@ -69,6 +69,7 @@ impl Ingress {
         // Every connection has one read buffer of its own and writes whole messages: two more would only cost memory.
         let endpoint = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::unbuffered());
         service.endpoints().add_listener(endpoint);
+        tasks.spawn("doors", gateway.doors.clone().watch());
         gateway.dispatcher.sweep_in(tasks);
         gateway.compare_in(tasks);
         let (shutdown, watch) = watch::channel(false);
@@ -115,16 +116,22 @@ impl ServerApp for App {
         } else {
             let fault = crowded(listen);
             count_limit(&self.gateway, &fault);
-            let reply = Reply::fault(&fault);
-            let _ = reply.send(&mut client, &UNNAMED, false).await;
+            let to = Downstream { diagnostics: !self.gateway.doors.ask_for_keys(), ..UNNAMED };
+            let _ = Reply::fault(&fault).send(&mut client, &to, false).await;
             client.finish().await;
         }
         None
     }
 }
 
-const UNNAMED: Downstream<'static> =
-    Downstream { framing: Framing::Empty, announced: None, request_id: "-", close: true, old_keep_alive: false };
+const UNNAMED: Downstream<'static> = Downstream {
+    framing: Framing::Empty,
+    announced: None,
+    request_id: "-",
+    close: true,
+    old_keep_alive: false,
+    diagnostics: false,
+};
 
 fn crowded(listen: &Listen) -> Fault {
     let message = format!("{} connections are open (listen.max_connections)", listen.max_connections);

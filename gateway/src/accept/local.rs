@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 /// What is done with a request, by method and path.
 #[derive(Debug)]
 pub(super) enum Route {
+    /// Answered here, whoever asks: load balancers have no key.
+    Open(Reply),
     /// Answered here.
     Local(Reply),
     /// Routed by what it asks.
@@ -26,7 +28,7 @@ pub(super) fn route(head: &RequestHead, fleet: &Fleet) -> Route {
     let dialect = match head.path() {
         "/v1/chat/completions" => Dialect::Chat,
         "/v1/completions" => Dialect::Completions,
-        "/health" | "/healthz" | "/ping" if reads => return Route::Local(health(&fleet.view())),
+        "/health" | "/healthz" | "/ping" if reads => return Route::Open(health(&fleet.view())),
         "/v1/models" if reads => return Route::Local(models(&fleet.view())),
         path if reads && path.starts_with("/v1/models/") => {
             return Route::Local(model(&fleet.view(), &path["/v1/models/".len()..]));

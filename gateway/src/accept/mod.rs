@@ -32,7 +32,10 @@ pub use reply::Reply;
 
 pub(crate) use local::unknown_model;
 
-use crate::http1::RequestHead;
+use crate::doors::Caller;
+use crate::error::Shape;
+use crate::http1::response::Downstream;
+use crate::http1::{Framing, RequestHead};
 use tokio::time::Instant;
 
 /// One request as it was accepted.
@@ -44,4 +47,25 @@ pub struct Request {
     pub id: String,
     /// When its head was complete.
     pub arrived: Instant,
+    /// Who sent it.
+    pub caller: Caller,
+}
+
+impl Request {
+    /// How an answer without a body of its own is framed: to be completed with the framing.
+    pub(crate) fn downstream(&self, close: bool) -> Downstream<'_> {
+        Downstream {
+            framing: Framing::Empty,
+            announced: None,
+            request_id: &self.id,
+            close,
+            old_keep_alive: self.head.old && !close,
+            diagnostics: self.caller.sees_diagnostics(),
+        }
+    }
+
+    /// In which shape its errors are written.
+    pub(crate) fn shape(&self) -> Shape {
+        Shape::of_path(self.head.path())
+    }
 }

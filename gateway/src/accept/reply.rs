@@ -1,6 +1,6 @@
 //! Answers that the gateway gives by itself.
 
-use crate::error::Fault;
+use crate::error::{Fault, Shape};
 use crate::http1::Framing;
 use crate::http1::response::Downstream;
 use crate::stream::{Client, Interrupt};
@@ -24,11 +24,16 @@ impl Reply {
 
     /// A fault in OpenAI's shape, its code also in `x-forebay-error`.
     pub fn fault(fault: &Fault) -> Self {
+        Self::fault_in(fault, Shape::OpenAi)
+    }
+
+    /// A fault in `shape`.
+    pub fn fault_in(fault: &Fault, shape: Shape) -> Self {
         Self {
             code: Some(fault.code),
             // A started second counts: a client that comes back early is refused again.
             retry_after_s: fault.retry_after.map(|after| after.as_millis().div_ceil(1000).max(1) as u64),
-            ..Self::json(fault.status, fault.body())
+            ..Self::json(fault.status, fault.body_in(shape))
         }
     }
 
@@ -44,7 +49,10 @@ impl Reply {
         let mut out = Vec::with_capacity(256 + self.body.len());
         out.extend_from_slice(format!("HTTP/1.1 {} {}\r\n", self.status, reason(self.status)).as_bytes());
         out.extend_from_slice(format!("content-type: {}\r\n", self.content_type).as_bytes());
-        if let Some(code) = self.code {
+        if self.status == 401 {
+            out.extend_from_slice(b"www-authenticate: Bearer realm=\"forebay\"\r\n");
+        }
+        if let Some(code) = self.code.filter(|_| to.diagnostics) {
             out.extend_from_slice(format!("x-forebay-error: {code}\r\n").as_bytes());
         }
         if let Some(seconds) = self.retry_after_s {

@@ -11,9 +11,12 @@
 //! | `GET /healthz` | 200 while the process runs |
 //! | `GET /readyz` | 200 while a worker takes traffic and no drain has begun |
 //!
-//! Invariants: it listens on loopback alone, because it has no authentication (the configuration refuses anything else);
-//! requests from a browser are refused, because a page of any origin can reach a loopback port; connections, heads,
-//! bodies and waits are bounded. Failure: an error in OpenAI's shape, never a closed connection without a word.
+//! Who may ask: on loopback and on the Unix socket (mode 0600) whoever reaches them, but for `/explain`, which tells whose
+//! prompts are cached where and asks for an operator's key wherever keys are configured; beyond loopback everything but the
+//! two probes asks for one, and the configuration refuses such an address without keys.
+//!
+//! Invariants: requests from a browser are refused, because a page of any origin can reach a loopback port; a worker is
+//! only taken from `admin.allow_workers`; connections, heads, bodies and waits are bounded. Failure: an error in OpenAI's shape, never a closed connection without a word.
 
 mod explain;
 mod reply;
@@ -23,7 +26,7 @@ mod status;
 mod workers;
 
 pub use explain::{Candidate, Explanation};
-pub use server::start;
+pub use server::{start, start_socket};
 
 use crate::clock::Clock;
 use crate::config::reload::Reloader;

@@ -1,7 +1,10 @@
 //! Which handler answers; what every request is checked for first.
 
 use super::reply::{self, Answer};
+use super::server::Entrance;
 use super::{Console, explain, status, workers};
+use crate::doors::Role;
+use crate::doors::keys::presented;
 use crate::error::Fault;
 use crate::observe::SCRAPE_TYPE;
 use bytes::Bytes;
@@ -31,8 +34,8 @@ const PATHS: [(&str, &[Method], &str); 6] = [
     ("/readyz", &[Method::GET], "GET"),
 ];
 
-pub(super) async fn answer(console: &Arc<Console>, request: Request<Incoming>) -> Answer {
-    if let Err(fault) = refuse_browsers(&request) {
+pub(super) async fn answer(console: &Arc<Console>, entrance: Entrance, request: Request<Incoming>) -> Answer {
+    if let Err(fault) = admit(console, entrance, &request) {
         return reply::fault(&fault);
     }
     let path = request.uri().path().to_owned();
@@ -82,6 +85,25 @@ fn ready(console: &Console) -> Answer {
         (false, true) => (StatusCode::OK, "ready"),
     };
     reply::json(status, &json!({"ready": status == StatusCode::OK, "why": why}))
+}
+
+/// Whether this request may be made at all.
+fn admit<B>(console: &Console, entrance: Entrance, request: &Request<B>) -> Result<(), Fault> {
+    let path = request.uri().path();
+    let is_probe = matches!(path, "/healthz" | "/readyz");
+    let needs_key = match entrance {
+        Entrance::Socket => false,
+        Entrance::Loopback => path == "/explain",
+        Entrance::Network => !is_probe,
+    };
+    if entrance == Entrance::Loopback {
+        refuse_browsers(request)?;
+    }
+    if needs_key {
+        let field = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
+        console.gateway.doors.admit(presented(field("authorization"), field("x-api-key")), Role::Operate)?;
+    }
+    Ok(())
 }
 
 /// A page of any origin may send simple requests to a loopback port, and a name that its owner points at 127.0.0.1 makes

@@ -1,4 +1,4 @@
-//! The listener: accept, bound, hand to the routes.
+//! The listeners: accept, bound, hand to the routes.
 
 use super::{Console, routes};
 use crate::tasks::TaskGroup;
@@ -6,10 +6,15 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::fs::Permissions;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::{Duration, timeout};
 
@@ -31,41 +36,112 @@ const MAX_CONNECTION_TIME: Duration = Duration::from_secs(3_600);
 /// Pause after the system refused to accept (no file descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Through which door a request came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entrance {
+    /// A Unix socket that only its owner may open.
+    Socket,
+    /// TCP on this machine.
+    Loopback,
+    /// TCP that other machines reach.
+    Network,
+}
+
 /// Binds `address` and serves until `tasks` ends; gives the real address where port 0 was asked for.
 pub async fn start(address: SocketAddr, console: Arc<Console>, tasks: &TaskGroup) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await?;
     let bound = listener.local_addr()?;
-    tasks.spawn("admin", accept(listener, console, tasks.child()));
+    let entrance = if bound.ip().is_loopback() { Entrance::Loopback } else { Entrance::Network };
+    let listening = Listening { socket: Socket::Tcp(listener), console, entrance, tasks: tasks.child() };
+    tasks.spawn("admin", listening.accept());
     Ok(bound)
 }
 
-async fn accept(listener: TcpListener, console: Arc<Console>, tasks: TaskGroup) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "the admin listener cannot accept");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            console.gateway.observer.limit_hit(CONNECTIONS_LIMIT);
-            continue;
-        };
-        let console = console.clone();
-        tasks.spawn("admin connection", async move {
-            let _place = place;
-            serve(stream, console).await;
-        });
+/// Binds the Unix socket `path`, which only this user may open, and serves until `tasks` ends.
+pub fn start_socket(path: &Path, console: Arc<Console>, tasks: &TaskGroup) -> io::Result<()> {
+    let socket = Socket::Unix(bind_private(path)?);
+    let listening = Listening { socket, console, entrance: Entrance::Socket, tasks: tasks.child() };
+    tasks.spawn("admin socket", listening.accept());
+    Ok(())
+}
+
+/// The mode is narrowed before the socket is where others look for it: it is bound under another name and moved.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    if UnixStream::connect(path).is_ok() {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    let mut hidden = path.as_os_str().to_owned();
+    hidden.push(".new");
+    let hidden = Path::new(&hidden);
+    for leftover in [hidden, path] {
+        match std::fs::symlink_metadata(leftover) {
+            // What an earlier process left behind; anything else that stands there is somebody's.
+            Ok(found) if found.file_type().is_socket() => std::fs::remove_file(leftover)?,
+            Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
+            Err(_) => {}
+        }
+    }
+    let listener = UnixListener::bind(hidden)?;
+    std::fs::set_permissions(hidden, Permissions::from_mode(0o600))?;
+    std::fs::rename(hidden, path)?;
+    Ok(listener)
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// What is spoken over, whichever way it came.
+trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+impl Socket {
+    async fn accept(&self) -> io::Result<Box<dyn Duplex>> {
+        match self {
+            Self::Tcp(listener) => Ok(Box::new(listener.accept().await?.0)),
+            Self::Unix(listener) => Ok(Box::new(listener.accept().await?.0)),
+        }
     }
 }
 
-async fn serve(stream: TcpStream, console: Arc<Console>) {
+struct Listening {
+    socket: Socket,
+    console: Arc<Console>,
+    entrance: Entrance,
+    tasks: TaskGroup,
+}
+
+impl Listening {
+    async fn accept(self) {
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            let stream = match self.socket.accept().await {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "the admin listener cannot accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                self.console.gateway.observer.limit_hit(CONNECTIONS_LIMIT);
+                continue;
+            };
+            let (console, entrance) = (self.console.clone(), self.entrance);
+            self.tasks.spawn("admin connection", async move {
+                let _place = place;
+                serve(stream, entrance, console).await;
+            });
+        }
+    }
+}
+
+async fn serve(stream: Box<dyn Duplex>, entrance: Entrance, console: Arc<Console>) {
     let service = service_fn(move |request| {
         let console = console.clone();
-        async move { Ok::<_, Infallible>(routes::answer(&console, request).await) }
+        async move { Ok::<_, Infallible>(routes::answer(&console, entrance, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

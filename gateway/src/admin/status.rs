@@ -22,6 +22,7 @@ pub(super) struct Status {
     workers: Workers,
     feeds: Vec<Feed>,
     config: ConfigStatus,
+    doors: DoorsStatus,
     /// How often each named limit was hit; limits never hit are absent.
     limits_hit: BTreeMap<String, u64>,
     open_connections: usize,
@@ -91,6 +92,15 @@ struct ConfigStatus {
     reload: ReloadState,
 }
 
+/// Who may come in, in numbers.
+#[derive(Debug, Serialize)]
+struct DoorsStatus {
+    asks_for_keys: bool,
+    keys: usize,
+    /// Why the files as they are now are not in force.
+    problem: Option<String>,
+}
+
 pub(super) async fn read(console: &Console) -> Status {
     let gateway = &console.gateway;
     let view = gateway.fleet.view();
@@ -104,6 +114,11 @@ pub(super) async fn read(console: &Console) -> Status {
         workers: workers(console, &view),
         feeds: console.feeds.reports().into_iter().map(|report| feed(report, now_ms)).collect(),
         config: ConfigStatus { file: console.file.clone(), reload: console.reloader.state() },
+        doors: DoorsStatus {
+            asks_for_keys: gateway.doors.ask_for_keys(),
+            keys: gateway.doors.keys(),
+            problem: gateway.doors.problem(),
+        },
         limits_hit: gateway.observer.limits_hit().into_iter().collect(),
         open_connections: gateway.limits.connections(),
         buffered_bytes: gateway.limits.buffered(),

@@ -3,10 +3,12 @@
 use super::Console;
 use super::reply::{self, Answer};
 use super::routes::parameter;
+use crate::config::networks::Hosts;
 use crate::config::resolved::Worker;
 use crate::discover::{SiteStatus, WorkerUrl};
 use crate::error::Fault;
 use crate::fleet::{WorkerStatus, state_name};
+use crate::signal::cache_events::Attach;
 use forebay_routing::view::{CacheKnowledge, EngineLoad, WorkerState};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -181,7 +183,23 @@ pub(super) async fn add(console: &Console, query: &str, body: &[u8]) -> Result<A
         return Err(Fault::client(400, "bad_worker", format!("{field} is 0; leave it out or write 1 or more"))
             .with_param(*field));
     }
-    let url = WorkerUrl::parse(&url).map(|parsed| parsed.canonical()).map_err(bad_url)?;
+    let parsed = WorkerUrl::parse(&url).map_err(bad_url)?;
+    let allowed = &console.gateway.config.admin.allow_workers;
+    check_host(allowed, "url", &parsed.host)?;
+    for (field, endpoint) in [("kv_events", &kv_events), ("kv_replay", &kv_replay)] {
+        let Some(endpoint) = endpoint else { continue };
+        let attach = Attach::parse(endpoint, &parsed.host)
+            .map_err(|error| Fault::client(400, "bad_worker", error.to_string()).with_param(field))?;
+        // A path or a port of this machine is not for others to name.
+        let target = attach.tcp_target().ok_or_else(|| {
+            let message =
+                format!("{field}: only tcp://host:port is taken here; write others into the configuration file");
+            Fault::client(403, "host_not_allowed", message).with_param(field)
+        })?;
+        let host = target.rsplit_once(':').map_or(target, |(host, _)| host);
+        check_host(allowed, field, host)?;
+    }
+    let url = parsed.canonical();
     let worker = Worker { url: url.clone(), model, ranks, kv_events, kv_replay, block_size, agent: None };
     let added = console.discovery.add(worker).map_err(bad_url)?;
     if parameter(query, "wait").is_some_and(|wait| wait == "true") {
@@ -213,6 +231,14 @@ pub(super) fn remove(console: &Console, query: &str, body: &[u8]) -> Result<Answ
         return Err(Fault::client(404, "worker_not_found", format!("{url} is not among the workers")).with_param("url"));
     }
     Ok(reply::json(StatusCode::ACCEPTED, &json!({"url": url, "removed": true})))
+}
+
+fn check_host(allowed: &Hosts, field: &'static str, host: &str) -> Result<(), Fault> {
+    if allowed.has(host) {
+        return Ok(());
+    }
+    let message = format!("{field}: {host} is not among the hosts that may be added (admin.allow_workers)");
+    Err(Fault::client(403, "host_not_allowed", message).with_param(field))
 }
 
 fn bad_url(error: crate::discover::UrlError) -> Fault {

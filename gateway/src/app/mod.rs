@@ -29,6 +29,7 @@ use crate::cli::Exit;
 use crate::clock::Clock;
 use crate::config::reload::Reloader;
 use crate::config::{Loaded, Sources};
+use crate::doors::{Doors, DoorsError};
 use crate::error::Fault;
 use crate::observe::Observer;
 use crate::observe::access::AccessWriter;
@@ -68,6 +69,17 @@ pub enum StartError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The Unix socket.
+    #[error("admin.socket: cannot listen on {}: {source}; is another gateway there?", path.display())]
+    Socket {
+        /// As configured.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file of keys.
+    #[error(transparent)]
+    Doors(#[from] DoorsError),
     /// The access log.
     #[error("observe.access_log: cannot open it: {0}; name a file in a folder that exists and may be written")]
     AccessLog(std::io::Error),
@@ -83,8 +95,8 @@ impl StartError {
     /// For the shell.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Listen(_) | Self::Admin { .. } => Exit::Unavailable,
-            Self::AccessLog(_) | Self::Key(_) => Exit::Usage,
+            Self::Listen(_) | Self::Admin { .. } | Self::Socket { .. } => Exit::Unavailable,
+            Self::AccessLog(_) | Self::Key(_) | Self::Doors(_) => Exit::Usage,
             Self::Internal(_) => Exit::Internal,
         }
     }
@@ -108,10 +120,11 @@ impl App {
         let clock = Clock::start();
         let (tasks, log_tasks) = (TaskGroup::new(), TaskGroup::new());
         let config = Arc::new(loaded.config.clone());
+        let doors = Arc::new(Doors::load(&config)?);
         let access = AccessWriter::start(&config.access_log, &log_tasks).await.map_err(StartError::AccessLog)?;
         let Parts { observer, tokenizers, fleet, feeds, discovery, introduced } =
             Parts::start(&config, access, clock, &tasks).await?;
-        let gateway = Gateway::new(config.clone(), fleet, tokenizers, observer, clock);
+        let gateway = Gateway::new(config.clone(), fleet, tokenizers, observer, doors, clock);
         sampled::register(&gateway)?;
         let console = Arc::new(Console {
             file: sources.file.clone(),
@@ -122,8 +135,13 @@ impl App {
             clock,
             draining: AtomicBool::new(false),
         });
-        let bound = admin::start(config.admin, console.clone(), &tasks).await;
-        let admin = bound.map_err(|source| StartError::Admin { address: config.admin, source })?;
+        let address = config.admin.address;
+        let bound = admin::start(address, console.clone(), &tasks).await;
+        let admin = bound.map_err(|source| StartError::Admin { address, source })?;
+        if let Some(path) = config.admin.socket.clone() {
+            let bound = admin::start_socket(&path, console.clone(), &tasks);
+            bound.map_err(|source| StartError::Socket { path, source })?;
+        }
         let ingress = Ingress::start(console.gateway.clone(), &tasks)?;
         apply::start(&console, &tasks);
         introduce::start(&console, introduced, &tasks);
@@ -148,6 +166,7 @@ impl App {
                 Stop::Hangup => {
                     tracing::info!("SIGHUP: reading the configuration again");
                     self.console.reloader.reload_now();
+                    self.console.gateway.doors.look_now();
                     self.console.gateway.observer.reopen_log();
                 }
                 stop => return stop,

@@ -34,7 +34,7 @@ fn summary(loaded: &Loaded) -> String {
     format!(
         "ok: clients {}, operators {}, policy {}, {} workers, {} DNS names, {} models",
         config.listen.address,
-        config.admin,
+        config.admin.address,
         policy_name(config.routing.policy),
         config.workers.len(),
         config.dns.len(),

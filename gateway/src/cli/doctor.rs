@@ -171,7 +171,7 @@ async fn median_ms(config: &Config, worker: &Worker) -> Result<f64, String> {
     let url = WorkerUrl::parse(&worker.url).map_err(|error| error.to_string())?;
     let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await;
     let address = found.map_err(|error| error.to_string())?.next().ok_or("the name has no address")?;
-    let peer = Peer { address, authority: url.authority, deadline: config.health.timeout };
+    let peer = Peer { address, authority: url.authority, deadline: config.health.timeout, key: None };
     let mut times = Vec::with_capacity(PINGS);
     for _ in 0..PINGS {
         let started = Instant::now();

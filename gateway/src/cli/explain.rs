@@ -4,7 +4,7 @@ use super::table::Table;
 use super::{Exit, complain, say};
 use crate::admin::{Candidate, Explanation};
 use crate::discover::WorkerUrl;
-use crate::signal::http::Peer;
+use crate::signal::http::{Peer, Secret};
 use bytes::Bytes;
 use std::io::Read as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const MAX_BODY_BYTES: u64 = 8 << 20;
 
 /// Asks the admin listener at `url` about the body in `file` (`-` = standard input).
-pub async fn run(url: &str, completions: bool, file: &Path) -> Exit {
+pub async fn run(url: &str, key_file: Option<&Path>, completions: bool, file: &Path) -> Exit {
     let body = match read(file) {
         Ok(body) => body,
         Err(error) => {
@@ -25,7 +25,14 @@ pub async fn run(url: &str, completions: bool, file: &Path) -> Exit {
             return Exit::Usage;
         }
     };
-    match ask(url, completions, body).await {
+    let key = match key_file.map(std::fs::read_to_string).transpose() {
+        Ok(key) => key.map(|key| Secret(key.trim().to_owned())),
+        Err(error) => {
+            complain(&format!("cannot read the key file: {error}"));
+            return Exit::Usage;
+        }
+    };
+    match ask(url, key, completions, body).await {
         Ok(explanation) => {
             say(&render(&explanation));
             if explanation.chosen.is_some() { Exit::Done } else { Exit::Unavailable }
@@ -47,14 +54,14 @@ fn read(file: &Path) -> std::io::Result<Vec<u8>> {
     Ok(body)
 }
 
-async fn ask(url: &str, completions: bool, body: Vec<u8>) -> Result<Explanation, (Exit, String)> {
+async fn ask(url: &str, key: Option<Secret>, completions: bool, body: Vec<u8>) -> Result<Explanation, (Exit, String)> {
     let parsed = WorkerUrl::parse(url).map_err(|error| (Exit::Usage, format!("--url: {error}")))?;
     let unreachable = |why: String| (Exit::Unavailable, format!("{url}: {why}; is the gateway running?"));
     let mut addresses = tokio::net::lookup_host((parsed.host.as_str(), parsed.port))
         .await
         .map_err(|error| unreachable(error.to_string()))?;
     let address = addresses.next().ok_or_else(|| unreachable("the name has no address".to_owned()))?;
-    let peer = Peer { address, authority: parsed.authority, deadline: DEADLINE };
+    let peer = Peer { address, authority: parsed.authority, deadline: DEADLINE, key };
     let path = if completions { "/explain?dialect=completions" } else { "/explain?dialect=chat" };
     let answer = peer.post_json(path, Bytes::from(body)).await.map_err(|error| unreachable(error.to_string()))?;
     if !answer.status.is_success() {

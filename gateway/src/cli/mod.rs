@@ -1,5 +1,5 @@
 //! cli: the command line. `serve` runs the gateway, `check` validates a configuration, `explain` asks a running gateway
-//! why it would choose a worker, `doctor` proves engines fit.
+//! why it would choose a worker, `doctor` proves engines fit, `key` makes API keys.
 //!
 //! Exit codes, as `sysexits.h` has them: 0 done, 64 usage or configuration, 69 something needed is not there (a port, a
 //! gateway, an engine), 70 a failure of this program.
@@ -7,6 +7,7 @@
 pub mod check;
 pub mod doctor;
 pub mod explain;
+pub mod key;
 mod table;
 
 use crate::config::{Environment, Flags, Sources};
@@ -70,6 +71,9 @@ pub enum Command {
         /// The gateway's admin listener.
         #[arg(long, default_value = "http://127.0.0.1:8081")]
         url: String,
+        /// File with an operator's key, where the gateway asks for one.
+        #[arg(long, value_name = "FILE")]
+        key_file: Option<PathBuf>,
         /// The body is one of /v1/completions, not of /v1/chat/completions.
         #[arg(long)]
         completions: bool,
@@ -78,6 +82,25 @@ pub enum Command {
     },
     /// Prove that live engines fit: reachable, model, block size, events, ranks, tokens.
     Doctor(Settings),
+    /// Make API keys.
+    Key {
+        /// What to do with keys.
+        #[command(subcommand)]
+        command: KeyCommand,
+    },
+}
+
+/// What may be done with API keys.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key: shown once on standard error; the line for keys.file goes to standard output.
+    New {
+        /// Whose it is, as the access log names them.
+        tenant: String,
+        /// What it may do: use, operate, or both with a comma between.
+        #[arg(long, default_value = "use")]
+        roles: String,
+    },
 }
 
 /// Where settings come from.
@@ -89,7 +112,7 @@ pub struct Settings {
     /// Where clients connect.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// Where operators connect, loopback only.
+    /// Where operators connect.
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<String>,
     /// Base URL of an engine; repeat for each. Replaces the file's list.

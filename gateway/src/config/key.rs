@@ -1,5 +1,6 @@
 //! The shape of one key: what may be written there, what it defaults to, what it means.
 
+use super::networks::Hosts;
 use super::unit::{read_duration, read_size, show_duration, show_size};
 use super::{AccessLog, POLICIES};
 use crate::discover::WorkerUrl;
@@ -63,6 +64,8 @@ pub enum Kind {
     Policy,
     /// `"off"`, `"stdout"`, `"stderr"` or a path.
     AccessLog,
+    /// Networks, names and the words that stand for some.
+    Hosts,
 }
 
 /// A value as written, before its key's kind is known to fit.
@@ -103,6 +106,8 @@ pub enum Value {
     Policy(Policy),
     /// Access log.
     AccessLog(AccessLog),
+    /// Networks and names.
+    Hosts(Hosts),
 }
 
 impl Kind {
@@ -157,6 +162,7 @@ impl Kind {
                 .map(|(_, policy)| Value::Policy(*policy))
                 .ok_or_else(unfit),
             Self::Path => Ok(Value::Path(PathBuf::from(text))),
+            Self::Hosts => Hosts::parse(text).map(Value::Hosts),
             Self::AccessLog => Ok(Value::AccessLog(match text {
                 "off" => AccessLog::Off,
                 "stdout" => AccessLog::Stdout,
@@ -190,6 +196,7 @@ impl Kind {
                 format!("one of {}", names.join(", "))
             }
             Self::AccessLog => "\"off\", \"stdout\", \"stderr\" or a path".to_owned(),
+            Self::Hosts => "networks and names, such as \"10.0.0.0/8, *.gpu.lan\"".to_owned(),
         }
     }
 }

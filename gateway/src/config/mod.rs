@@ -11,7 +11,9 @@
 //! a bad configuration ends the process with exit code 64; on reload the old state stays and says why (`reload`).
 
 pub mod key;
+pub mod networks;
 pub mod problem;
+mod reader;
 pub mod reference;
 pub mod reload;
 mod resolve;

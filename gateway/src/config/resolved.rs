@@ -1,5 +1,6 @@
 //! What the configuration means: typed, checked, units gone.
 
+use super::networks::Hosts;
 use forebay_routing::Policy;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,8 +11,10 @@ use std::time::Duration;
 pub struct Config {
     /// The clients' listener.
     pub listen: Listen,
-    /// The operators' listener (loopback).
-    pub admin: SocketAddr,
+    /// The operators' listeners.
+    pub admin: Admin,
+    /// Who may come in.
+    pub keys: Keys,
     /// Choice of workers.
     pub routing: Routing,
     /// Deadlines towards engines.
@@ -78,6 +81,24 @@ pub struct Listen {
     pub drain_timeout: Duration,
     /// Worker threads, `None` = one per core.
     pub threads: Option<usize>,
+}
+
+/// The operators' listeners.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Admin {
+    /// Address; beyond loopback an operator's key is asked for.
+    pub address: SocketAddr,
+    /// Unix socket with mode 0600, `None` = none.
+    pub socket: Option<PathBuf>,
+    /// Hosts that `POST /workers` may name.
+    pub allow_workers: Hosts,
+}
+
+/// API keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keys {
+    /// File with one hashed key a line, `None` = nobody is asked for one.
+    pub file: Option<PathBuf>,
 }
 
 /// How workers are chosen.

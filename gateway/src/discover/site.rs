@@ -115,7 +115,7 @@ impl Site {
     async fn introduce(&mut self) -> Result<Peer, String> {
         let deadline = self.shared.health.timeout;
         let address = self.resolve(deadline).await?;
-        let peer = Peer { address, authority: self.address.authority.clone(), deadline };
+        let peer = Peer { address, authority: self.address.authority.clone(), deadline, key: None };
         let started_ms = self.shared.clock.now_ms();
         let profile = probe::probe(&peer, self.worker.model.as_deref()).await.map_err(|error| error.to_string())?;
         let ranks = self.ranks(&profile);

@@ -129,6 +129,7 @@ fn write_head(outbound: &Outbound<'_>, endpoint: &Endpoint) -> Vec<u8> {
             request_id: outbound.request_id,
             rank: endpoint.rank,
             plain_answer: outbound.reading != Reading::Through,
+            keep_key: outbound.keep_key,
         },
         &mut out,
     );

@@ -65,6 +65,8 @@ pub struct Dispatcher {
 pub struct Outbound<'a> {
     /// The client's head.
     pub head: &'a RequestHead,
+    /// The client's key stays here.
+    pub keep_key: bool,
     /// The request's id.
     pub request_id: &'a str,
     /// Its body, edits applied.

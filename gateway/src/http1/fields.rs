@@ -32,6 +32,10 @@ pub enum Kind {
     ContentType,
     /// `accept-encoding`.
     AcceptEncoding,
+    /// `authorization`.
+    Authorization,
+    /// `x-api-key`.
+    ApiKey,
 }
 
 /// One field line. Offsets index the head's bytes; a head is bounded far below 4 GiB.
@@ -90,10 +94,12 @@ fn classify(name: &[u8]) -> Kind {
         4 if is(b"host") => Kind::Host,
         6 if is(b"expect") => Kind::Expect,
         7 if is(b"trailer") || is(b"upgrade") => Kind::HopByHop,
+        9 if is(b"x-api-key") => Kind::ApiKey,
         10 if is(b"connection") => Kind::Connection,
         10 if is(b"keep-alive") => Kind::HopByHop,
         12 if is(b"content-type") => Kind::ContentType,
         12 if is(b"x-request-id") => Kind::RequestId,
+        13 if is(b"authorization") => Kind::Authorization,
         14 if is(b"content-length") => Kind::ContentLength,
         15 if is(b"accept-encoding") => Kind::AcceptEncoding,
         16 if is(b"proxy-connection") => Kind::HopByHop,

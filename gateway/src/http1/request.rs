@@ -185,7 +185,7 @@ impl RequestHead {
         out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
         out.extend_from_slice(to.authority.as_bytes());
         out.extend_from_slice(b"\r\n");
-        for field in self.fields.iter().filter(|field| passes(field, to.plain_answer)) {
+        for field in self.fields.iter().filter(|field| passes(field, to)) {
             field.write(&self.raw, out);
         }
         if let Some(length) = to.length {
@@ -216,11 +216,18 @@ pub struct Upstream<'a> {
     pub rank: Option<u16>,
     /// Drop `Accept-Encoding`: a compressed answer could not be observed.
     pub plain_answer: bool,
+    /// Drop the client's key: it is the gateway's to check, and no engine's to know.
+    pub keep_key: bool,
 }
 
-fn passes(field: &Field, plain_answer: bool) -> bool {
-    let ours = matches!(field.kind, Kind::Host | Kind::Expect | Kind::RequestId | Kind::Rank);
-    !(field.stays() || ours || plain_answer && field.kind == Kind::AcceptEncoding)
+fn passes(field: &Field, to: &Upstream<'_>) -> bool {
+    let stays = match field.kind {
+        Kind::Host | Kind::Expect | Kind::RequestId | Kind::Rank => true,
+        Kind::AcceptEncoding => to.plain_answer,
+        Kind::Authorization | Kind::ApiKey => to.keep_key,
+        _ => false,
+    };
+    !(stays || field.stays())
 }
 
 /// httparse has checked that methods and targets are ASCII.

@@ -92,6 +92,8 @@ pub struct Downstream<'a> {
     pub close: bool,
     /// The client speaks HTTP/1.0 and asked to keep the connection.
     pub old_keep_alive: bool,
+    /// The client may see `x-forebay-*` fields.
+    pub diagnostics: bool,
 }
 
 impl ResponseHead {

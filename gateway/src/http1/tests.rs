@@ -21,8 +21,14 @@ fn status(fields: &str) -> u16 {
 }
 
 fn upstream(head: &RequestHead) -> String {
-    let to =
-        Upstream { authority: "10.0.0.1:8000", length: Some(5), request_id: "id-1", rank: Some(3), plain_answer: true };
+    let to = Upstream {
+        authority: "10.0.0.1:8000",
+        length: Some(5),
+        request_id: "id-1",
+        rank: Some(3),
+        plain_answer: true,
+        keep_key: false,
+    };
     let mut out = Vec::new();
     head.write_upstream(&to, &mut out);
     String::from_utf8(out).unwrap()
@@ -151,6 +157,7 @@ fn repeated_response_fields_keep_their_order_and_the_engine_stays_unnamed() {
         request_id: "id-1",
         close: true,
         old_keep_alive: false,
+        diagnostics: true,
     };
     let mut out = Vec::new();
     head.write_client(&to, &mut out);

@@ -160,6 +160,7 @@ async fn put(target: &mut Target, lines: &mut Vec<u8>, count: &mut u64, lost: &I
 struct Line<'a> {
     time_s: f64,
     id: &'a str,
+    tenant: Option<&'a str>,
     model: &'a str,
     dialect: &'a str,
     status: u16,
@@ -187,6 +188,7 @@ fn append(lines: &mut Vec<u8>, at_s: f64, record: &Record) {
     let line = Line {
         time_s: (at_s * 1e3).round() / 1e3,
         id: cut(&record.id),
+        tenant: record.tenant.as_deref(),
         model: cut(&record.model),
         dialect: record.dialect,
         status: record.status,
@@ -266,6 +268,7 @@ pub(super) mod tests {
             [
                 "time_s",
                 "id",
+                "tenant",
                 "model",
                 "dialect",
                 "status",

@@ -10,6 +10,8 @@ use std::sync::Arc;
 pub struct Record {
     /// Request id.
     pub id: String,
+    /// Whose key sent it, where keys are configured.
+    pub tenant: Option<Arc<str>>,
     /// Model as served, empty when the request never got that far.
     pub model: Arc<str>,
     /// `chat`, `completions` or `other`.

@@ -24,6 +24,18 @@ pub struct Peer {
     pub authority: String,
     /// Over everything: connect, send, receive.
     pub deadline: Duration,
+    /// Sent as `Authorization: Bearer`.
+    pub key: Option<Secret>,
+}
+
+/// Text that no log shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("…")
+    }
 }
 
 /// What was answered.
@@ -95,14 +107,16 @@ impl Peer {
         stream.set_nodelay(true).map_err(connect)?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(e.to_string()))?;
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, &self.authority)
             .header(header::USER_AGENT, concat!("forebay/", env!("CARGO_PKG_VERSION")))
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|e| broken(e.to_string()))?;
+            .header(header::CONTENT_TYPE, "application/json");
+        if let Some(Secret(key)) = &self.key {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let request = request.body(Full::new(body)).map_err(|e| broken(e.to_string()))?;
         let exchange = async {
             let answer = sender.send_request(request).await.map_err(|e| broken(e.to_string()))?;
             let status = answer.status();

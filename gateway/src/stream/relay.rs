@@ -77,6 +77,7 @@ impl<'a> Relay<'a> {
             request_id,
             close,
             old_keep_alive: head.old && !close,
+            diagnostics: false,
         };
         exchange.head.write_client(&to, &mut out);
         Self { client, exchange, framing, out, close }

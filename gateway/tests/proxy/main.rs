@@ -9,6 +9,7 @@
 mod bad_input;
 mod cancel;
 mod client;
+mod doors;
 mod engine;
 mod headers;
 mod limits;

@@ -5,8 +5,10 @@ use crate::engine::Engine;
 use forebay::accept::{Drained, Ingress};
 use forebay::clock::Clock;
 use forebay::config::Config;
-use forebay::config::resolved::{AccessLog, Health, Listen, Routing, Tokenize, Upstream, Worker};
+use forebay::config::networks::Hosts;
+use forebay::config::resolved::{AccessLog, Admin, Health, Keys, Listen, Routing, Tokenize, Upstream, Worker};
 use forebay::discover::{self, Discovery};
+use forebay::doors::Doors;
 use forebay::fleet::{self, Fleet};
 use forebay::observe::Observer;
 use forebay::serve::Gateway;
@@ -74,7 +76,8 @@ pub fn config() -> Config {
         workers: Vec::new(),
         dns: Vec::new(),
         access_log: AccessLog::Off,
-        admin: "127.0.0.1:0".parse().unwrap(),
+        admin: Admin { address: "127.0.0.1:0".parse().unwrap(), socket: None, allow_workers: Hosts::default() },
+        keys: Keys::default(),
     }
 }
 
@@ -104,7 +107,9 @@ impl Rig {
         };
         let discovery = Discovery::start(options, &registry, &tasks).unwrap();
         let tokenizers = Tokenizers::new(&config.tokenize, &config.models, &registry).unwrap();
-        let gateway = Gateway::new(Arc::new(config), fleet, Arc::new(tokenizers), Observer::new(None).unwrap(), clock);
+        let doors = Arc::new(Doors::load(&config).unwrap());
+        let observer = Observer::new(None).unwrap();
+        let gateway = Gateway::new(Arc::new(config), fleet, Arc::new(tokenizers), observer, doors, clock);
         let ingress = Ingress::start(gateway.clone(), &tasks).unwrap();
         let rig = Self { address: ingress.address(), gateway, ingress, discovery, tasks };
         for engine in engines {
