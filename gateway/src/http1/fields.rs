@@ -86,31 +86,38 @@ impl Field {
     }
 }
 
-/// Length first: a field costs one comparison, most cost none.
+/// Fields with a meaning, by the length of their names: a field costs one comparison, most cost none.
+const KNOWN: [&[(&[u8], Kind)]; 21] = [
+    &[],
+    &[],
+    &[(b"te", Kind::HopByHop)],
+    &[],
+    &[(b"host", Kind::Host)],
+    &[],
+    &[(b"expect", Kind::Expect)],
+    &[(b"trailer", Kind::HopByHop), (b"upgrade", Kind::HopByHop)],
+    &[],
+    &[(b"x-api-key", Kind::ApiKey)],
+    &[(b"connection", Kind::Connection), (b"keep-alive", Kind::HopByHop)],
+    &[],
+    &[(b"content-type", Kind::ContentType), (b"x-request-id", Kind::RequestId)],
+    &[(b"authorization", Kind::Authorization)],
+    &[(b"content-length", Kind::ContentLength)],
+    &[(b"accept-encoding", Kind::AcceptEncoding)],
+    &[(b"proxy-connection", Kind::HopByHop)],
+    &[(b"transfer-encoding", Kind::TransferEncoding), (b"x-forebay-session", Kind::Session)],
+    &[(b"proxy-authenticate", Kind::HopByHop)],
+    &[(b"proxy-authorization", Kind::HopByHop)],
+    &[(b"x-data-parallel-rank", Kind::Rank)],
+];
+
 fn classify(name: &[u8]) -> Kind {
-    let is = |other: &[u8]| name.eq_ignore_ascii_case(other);
-    match name.len() {
-        2 if is(b"te") => Kind::HopByHop,
-        4 if is(b"host") => Kind::Host,
-        6 if is(b"expect") => Kind::Expect,
-        7 if is(b"trailer") || is(b"upgrade") => Kind::HopByHop,
-        9 if is(b"x-api-key") => Kind::ApiKey,
-        10 if is(b"connection") => Kind::Connection,
-        10 if is(b"keep-alive") => Kind::HopByHop,
-        12 if is(b"content-type") => Kind::ContentType,
-        12 if is(b"x-request-id") => Kind::RequestId,
-        13 if is(b"authorization") => Kind::Authorization,
-        14 if is(b"content-length") => Kind::ContentLength,
-        15 if is(b"accept-encoding") => Kind::AcceptEncoding,
-        16 if is(b"proxy-connection") => Kind::HopByHop,
-        17 if is(b"transfer-encoding") => Kind::TransferEncoding,
-        17 if is(b"x-forebay-session") => Kind::Session,
-        18 if is(b"proxy-authenticate") => Kind::HopByHop,
-        19 if is(b"proxy-authorization") => Kind::HopByHop,
-        20 if is(b"x-data-parallel-rank") => Kind::Rank,
-        n if n > 10 && name[..10].eq_ignore_ascii_case(b"x-forebay-") => Kind::Forebay,
-        _ => Kind::Other,
+    let known = KNOWN.get(name.len()).copied().unwrap_or_default();
+    if let Some((_, kind)) = known.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)) {
+        return *kind;
     }
+    let ours = name.get(..10).is_some_and(|start| start.eq_ignore_ascii_case(b"x-forebay-"));
+    if ours { Kind::Forebay } else { Kind::Other }
 }
 
 /// What the framing fields of one head say.
