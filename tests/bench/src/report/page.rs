@@ -210,14 +210,14 @@ fn percentile(distribution: Option<Distribution>, of: fn(&Distribution) -> f64) 
 }
 
 fn index_table(suite: &Suite) -> String {
-    let mut table = Table::new(["test", "runs", "prompt tokens", "of which predicted held", "share", "blocks after"]);
+    let mut table = Table::new(["test", "runs", "requests", "of which sent to a holder of their beginning", "share", "blocks after"]);
     for used in &suite.index {
-        let share = used.predicted_tokens / used.prompt_tokens.max(1.0);
+        let share = used.prefix_hits / used.decisions.max(1.0);
         table.push(vec![
             used.test.clone(),
             used.runs.to_string(),
-            number(used.prompt_tokens),
-            number(used.predicted_tokens),
+            number(used.decisions),
+            number(used.prefix_hits),
             format!("{:.1} %", share * 100.0),
             number(used.blocks),
         ]);
