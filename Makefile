@@ -58,6 +58,8 @@ ci: export FOREBAY_REQUIRE = all
 ci: setup ## Everything that CI runs; its last lines are the test summary
 	$(MAKE) fmt clippy docs deny
 	$(MAKE) doctest
+	$(MAKE) build
+	DEMO_QUICK=1 target/debug/forebay-demo
 	$(MAKE) test
 
 bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)

@@ -3,13 +3,15 @@
 
 use clap::Parser;
 use forebay_tests::console::complain;
-use forebay_tests::demo::stage::{Choice, Stage};
+use forebay_tests::demo::stage::{Choice, Cut, Stage};
 use forebay_tests::demo::{compare, exact, kill};
 use forebay_tests::process::Failure;
 use std::process::ExitCode;
 
 /// Sessions of the short variant.
 const QUICK_SESSIONS: usize = 60;
+/// What is replayed of each of them.
+const QUICK_CUT: Cut = Cut { turns: 3, think_s: 1.0 };
 
 /// Replays committed chat sessions against four mock engines and a gateway, and prints what came of it.
 #[derive(Parser)]
@@ -44,7 +46,8 @@ async fn run(arguments: Arguments) -> Result<bool, Failure> {
     // Logs are worth keeping when something went wrong or goes on; otherwise the folder goes with the demo.
     let path = folder.path().to_path_buf();
     let sessions = arguments.sessions.unwrap_or(if arguments.quick { QUICK_SESSIONS } else { usize::MAX });
-    let choice = Choice { sessions, speedup: arguments.speedup, port: arguments.port, folder: path.clone() };
+    let cut = if arguments.quick { QUICK_CUT } else { Cut::NONE };
+    let choice = Choice { sessions, cut, speedup: arguments.speedup, port: arguments.port, folder: path.clone() };
     let work = async {
         let stage = Stage::set(choice).await?;
         match (arguments.exact, arguments.kill) {

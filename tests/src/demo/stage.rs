@@ -26,12 +26,33 @@ const BLOCK_SIZE: u32 = 16;
 pub struct Choice {
     /// Sessions replayed, in the order of the file.
     pub sessions: usize,
+    /// How much of each; a run is over when the longest session is.
+    pub cut: Cut,
     /// Divides every engine time.
     pub speedup: f64,
     /// Clients' port of the gateway, 0 = any free one.
     pub port: u16,
     /// Where logs and the gateway's configuration go.
     pub folder: PathBuf,
+}
+
+/// What is left of every session.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// Turns, from the first.
+    pub turns: usize,
+    /// The longest pause before one, seconds at the file's own pace.
+    pub think_s: f64,
+}
+
+impl Cut {
+    /// Sessions as they stand in the file.
+    pub const NONE: Self = Self { turns: usize::MAX, think_s: f64::INFINITY };
+
+    fn apply(self, session: &mut Session) {
+        session.turns.truncate(self.turns);
+        session.turns.iter_mut().for_each(|turn| turn.think_s = turn.think_s.min(self.think_s));
+    }
 }
 
 /// Sessions with everything known about their size.
@@ -54,7 +75,8 @@ pub struct Stage {
 impl Stage {
     /// Measures the sessions with an engine's own tokenizer and sizes caches and pace by it.
     pub async fn set(choice: Choice) -> Result<Self, Failure> {
-        let sessions = workload::load(choice.sessions)?;
+        let mut sessions = workload::load(choice.sessions)?;
+        sessions.iter_mut().for_each(|session| choice.cut.apply(session));
         let probe = Engine::start("probe", &EngineOptions::default(), &choice.folder).await?;
         let counts = Counts::take(&probe, &sessions).await?;
         probe.process.stop().await;

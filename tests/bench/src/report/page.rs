@@ -210,7 +210,14 @@ fn percentile(distribution: Option<Distribution>, of: fn(&Distribution) -> f64) 
 }
 
 fn index_table(suite: &Suite) -> String {
-    let mut table = Table::new(["test", "runs", "requests", "of which sent to a holder of their beginning", "share", "blocks after"]);
+    let mut table = Table::new([
+        "test",
+        "runs",
+        "requests",
+        "of which sent to a holder of their beginning",
+        "share",
+        "blocks after",
+    ]);
     for used in &suite.index {
         let share = used.prefix_hits / used.decisions.max(1.0);
         table.push(vec![
