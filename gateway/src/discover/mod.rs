@@ -14,6 +14,7 @@
 mod address;
 mod dns;
 pub mod probe;
+mod server_info;
 mod site;
 #[cfg(test)]
 mod tests;

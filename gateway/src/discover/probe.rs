@@ -1,5 +1,6 @@
 //! Asking an engine who it is: models and adapters, version, block size, capacity, event sources.
 
+use super::server_info::{self, ServerInfo};
 use crate::fleet::Facts;
 use crate::signal::engine::{self, CheckError, Reading};
 use crate::signal::http::Peer;
@@ -22,6 +23,8 @@ pub struct Profile {
     pub facts: Facts,
     /// Event source of each data-parallel rank that has one.
     pub sources: BTreeMap<u16, EventSource>,
+    /// Name of the process, where it has one: another name is another process.
+    pub instance: Option<String>,
     /// First scrape of its metrics.
     pub reading: Reading,
 }
@@ -71,13 +74,15 @@ pub async fn probe(peer: &Peer, wanted: Option<&str>) -> Result<Profile, ProbeEr
     let served = models(peer, wanted).await?;
     let mut degraded = Vec::new();
     let version = version(peer).await;
-    let sources = match sources(peer).await {
-        Ok(sources) => sources,
+    let (told, info) = match sources(peer).await {
+        Ok(None) => (BTreeMap::new(), server_info::ask(peer).await.unwrap_or_default()),
+        Ok(Some(told)) => (told, ServerInfo::default()),
         Err(problem) => {
             degraded.push(problem);
-            BTreeMap::new()
+            (BTreeMap::new(), ServerInfo::default())
         }
     };
+    let sources = if told.is_empty() { info.sources } else { told };
     let reading = match engine::scrape(peer).await {
         Ok(reading) => reading,
         Err(error) => {
@@ -85,10 +90,11 @@ pub async fn probe(peer: &Peer, wanted: Option<&str>) -> Result<Profile, ProbeEr
             Reading::default()
         }
     };
-    let (block_size, capacity_blocks) = (reading.block_size, reading.capacity_blocks);
+    let block_size = reading.block_size.or(info.page_size);
+    let capacity_blocks = reading.capacity_blocks.or(info.capacity_blocks);
     let Served { model, names, max_model_len } = served;
     let facts = Facts { names, max_model_len, version, block_size, capacity_blocks, degraded };
-    Ok(Profile { model, facts, sources, reading })
+    Ok(Profile { model, facts, sources, instance: info.instance, reading })
 }
 
 /// What it serves. With `wanted`, the model of that name, its aliases and adapters; else its first model's.
@@ -165,14 +171,19 @@ async fn version(peer: &Peer) -> Option<String> {
     Some(version)
 }
 
-/// Its event sources; an engine without that route has none.
-async fn sources(peer: &Peer) -> Result<BTreeMap<u16, EventSource>, String> {
+/// Name of its process now, where it has one.
+pub(super) async fn instance(peer: &Peer) -> Option<String> {
+    server_info::ask(peer).await?.instance
+}
+
+/// Its event sources; `None` when it has no such route.
+async fn sources(peer: &Peer) -> Result<Option<BTreeMap<u16, EventSource>>, String> {
     let path = "/kv_event_sources";
     let answer = peer.get(path).await.map_err(|error| format!("event sources unknown: {error}"))?;
     if !answer.status.is_success() {
-        return Ok(BTreeMap::new());
+        return Ok(None);
     }
-    read_sources(&answer.body).map_err(|error| format!("event sources unknown: {path}: {error}"))
+    read_sources(&answer.body).map(Some).map_err(|error| format!("event sources unknown: {path}: {error}"))
 }
 
 #[derive(Deserialize)]

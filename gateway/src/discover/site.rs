@@ -47,6 +47,7 @@ pub(super) struct Site {
     /// What is listened to, by slot.
     listening: BTreeMap<u32, (Attach, Option<Attach>, Option<u32>)>,
     process_start_seconds: Option<f64>,
+    instance: Option<String>,
     /// Identities when the process start was last read: if they have moved since, that restart is known.
     seen: Vec<WorkerId>,
 }
@@ -62,6 +63,7 @@ impl Site {
             handles: Vec::new(),
             listening: BTreeMap::new(),
             process_start_seconds: None,
+            instance: None,
             seen: Vec::new(),
         }
     }
@@ -120,7 +122,7 @@ impl Site {
         let profile = probe::probe(&peer, self.worker.model.as_deref()).await.map_err(|error| error.to_string())?;
         let ranks = self.ranks(&profile);
         self.join(&profile.model, &ranks).await?;
-        self.notice_restart(&profile.reading).await;
+        self.notice_restart(&profile).await;
         let mut facts = self.facts(&profile);
         for handle in self.handles.clone() {
             let endpoint = Endpoint {
@@ -276,6 +278,9 @@ impl Site {
         loop {
             ticks.tick().await;
             let Ok(served) = probe::models(peer, self.worker.model.as_deref()).await else { continue };
+            if self.instance.is_some() && is_another_instance(&self.instance, &probe::instance(peer).await) {
+                return;
+            }
             if self.handles.first().is_some_and(|handle| *handle.model != *served.model) {
                 return;
             }
@@ -289,9 +294,11 @@ impl Site {
     }
 
     /// A process that started at another time is another process: what its predecessor held is gone.
-    async fn notice_restart(&mut self, reading: &Reading) {
-        let before = std::mem::replace(&mut self.process_start_seconds, reading.process_start_seconds);
-        if is_another_process(before, reading.process_start_seconds) {
+    async fn notice_restart(&mut self, profile: &Profile) {
+        let start_seconds = profile.reading.process_start_seconds;
+        let before = std::mem::replace(&mut self.process_start_seconds, start_seconds);
+        let instance_before = std::mem::replace(&mut self.instance, profile.instance.clone());
+        if is_another_process(before, start_seconds) || is_another_instance(&instance_before, &profile.instance) {
             // By the identities of then: a feed that saw the same restart has moved them on already.
             for worker in std::mem::take(&mut self.seen) {
                 self.shared.fleet.restart(worker).await;
@@ -331,6 +338,10 @@ impl Site {
 
 fn is_another_process(before: Option<f64>, now: Option<f64>) -> bool {
     matches!((before, now), (Some(before), Some(now)) if (before - now).abs() > SAME_START_SECONDS)
+}
+
+fn is_another_instance(before: &Option<String>, now: &Option<String>) -> bool {
+    matches!((before, now), (Some(before), Some(now)) if before != now)
 }
 
 /// Where to listen for one rank: as configured, else as the engine says.

@@ -284,3 +284,33 @@ async fn garbage_answers_are_problems_not_panics() {
     let status = rig.wait("ready", |all| all_ready(all, 1)).await;
     assert!(status[0].facts.degraded.iter().any(|problem| problem.contains("event sources unknown")), "{status:?}");
 }
+
+/// SGLang tells its pages, its ranks' event sockets and its process at `/server_info`.
+#[tokio::test]
+async fn an_engine_with_server_info_is_known_by_it_and_its_instance_proves_a_restart() {
+    let rig = rig();
+    let engine = Canned::start(&rig.tasks, "m").await;
+    engine.set("/metrics", 404, "");
+    let info = |instance: &str| {
+        format!(
+            r#"{{"page_size":16,"max_total_num_tokens":1600,"instance_id":"{instance}","kv_events":{{"publisher":"zmq",
+                "endpoint_host":"*","endpoint_port_base":1,"dp_size":2,"block_size":16}}}}"#
+        )
+    };
+    engine.set("/server_info", 200, &info("a"));
+    rig.discovery.reconcile(vec![worker(&engine.url())]).expect("valid URLs");
+    let before = rig.wait("both ranks ready", |all| all_ready(all, 2)).await;
+    assert_eq!((before[1].view.block_size, before[1].view.capacity_blocks), (Some(16), Some(100)));
+    assert_eq!(before.iter().map(|worker| worker.view.rank).collect::<Vec<_>>(), [Some(0), Some(1)]);
+    engine.set("/health", 500, "");
+    rig.wait("down", |all| all[0].view.state == WorkerState::Down).await;
+    engine.set("/health", 200, "");
+    let same = rig.wait("back", |all| all_ready(all, 2)).await;
+    assert_eq!(same[0].id, before[0].id, "the same process");
+    engine.set("/health", 500, "");
+    rig.wait("down", |all| all[0].view.state == WorkerState::Down).await;
+    engine.set("/server_info", 200, &info("b"));
+    engine.set("/health", 200, "");
+    let after = rig.wait("back", |all| all_ready(all, 2)).await;
+    assert!(after.iter().zip(&before).all(|(after, before)| after.id != before.id), "another process");
+}
