@@ -4,7 +4,7 @@ use super::Console;
 use crate::config::policy_name;
 use crate::config::reload::ReloadState;
 use crate::fleet::state_name;
-use crate::signal::cache_events::FeedReport;
+use crate::signal::cache_events::{Alarm, FeedReport};
 use crate::tokenize::{ModelStatus, Source};
 use forebay_routing::FleetView;
 use forebay_routing::view::WorkerState;
@@ -74,6 +74,9 @@ struct Feed {
     endpoint: String,
     state: &'static str,
     problem: Option<String>,
+    /// What somebody has to look after.
+    alarms: Vec<&'static str>,
+    generation: u32,
     last_seq: Option<u64>,
     silent_ms: Option<u64>,
     lag_ms: Option<u64>,
@@ -82,7 +85,14 @@ struct Feed {
     replays: u64,
     cold_starts: u64,
     restarts: u64,
-    errors: u64,
+    duplicates: u64,
+    /// Messages and events that could not be read, by kind.
+    errors: BTreeMap<&'static str, u64>,
+    /// Blocks that are not indexed although their event was well-formed, by reason.
+    ignored_blocks: BTreeMap<&'static str, u64>,
+    /// Prompt tokens expected to be cached there, of the requests whose engine told how many were.
+    predicted_hit_tokens: u64,
+    realised_hit_tokens: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -169,6 +179,8 @@ fn feed(report: FeedReport, now_ms: u64) -> Feed {
         endpoint: report.endpoint,
         state: report.state.name(),
         problem: report.problem,
+        alarms: report.alarms.into_iter().map(Alarm::name).collect(),
+        generation: report.generation,
         last_seq: report.last_seq,
         silent_ms: report.last_event_ms.map(|at_ms| now_ms.saturating_sub(at_ms)),
         lag_ms: report.lag_ms,
@@ -177,6 +189,10 @@ fn feed(report: FeedReport, now_ms: u64) -> Feed {
         replays: report.replays,
         cold_starts: report.cold_starts,
         restarts: report.restarts,
-        errors: report.errors.values().sum(),
+        duplicates: report.duplicates,
+        errors: report.errors,
+        ignored_blocks: report.ignored,
+        predicted_hit_tokens: report.predicted_tokens,
+        realised_hit_tokens: report.realised_tokens,
     }
 }

@@ -256,7 +256,7 @@ fn events(feed: Option<&FeedReport>, degraded: Option<&String>) -> Finding {
             let remedy = "set replay_endpoint in --kv-events-config, so that a restart of the gateway forgets nothing";
             finding(Verdict::Worse, "KV events", format!("{place}: live, no replay"), remedy)
         }
-        FeedState::Connecting | FeedState::Replaying | FeedState::Failed => {
+        FeedState::Connecting | FeedState::Replaying | FeedState::Silent | FeedState::Failed => {
             let remedy = "its port must be reachable from here, and replay_endpoint another port than endpoint";
             finding(Verdict::Bad, "KV events", format!("{place}: {}", feed.state.name()), remedy)
         }

@@ -28,6 +28,14 @@ pub(crate) struct Handle {
     pub(crate) probe: Arc<Notify>,
     /// When live traffic last went well, ms; 0 = never.
     pub(super) last_success_ms: AtomicU64,
+    /// When its last KV event came, ms; 0 = never. Written by its feed.
+    heard_ms: AtomicU64,
+    /// When the first request was sent that must have made the engine store blocks and that no event has followed yet,
+    /// ms; 0 = none.
+    owed_since_ms: AtomicU64,
+    /// Prompt tokens that were predicted to be cached, and that were.
+    predicted_tokens: AtomicU64,
+    realised_tokens: AtomicU64,
 }
 
 impl Handle {
@@ -47,6 +55,10 @@ impl Handle {
             endpoint: ArcSwapOption::empty(),
             probe,
             last_success_ms: AtomicU64::new(0),
+            heard_ms: AtomicU64::new(0),
+            owed_since_ms: AtomicU64::new(0),
+            predicted_tokens: AtomicU64::new(0),
+            realised_tokens: AtomicU64::new(0),
         }
     }
 
@@ -58,6 +70,43 @@ impl Handle {
     pub(crate) fn served_since(&self, ms: u64) -> bool {
         let last = self.last_success_ms.load(Ordering::Relaxed);
         last > 0 && last >= ms
+    }
+
+    /// A KV event came.
+    pub(crate) fn hear_events(&self, now_ms: u64) {
+        self.heard_ms.store(now_ms, Ordering::Release);
+    }
+
+    /// A request that was sent at `sent_ms` made the engine store new blocks: an event must follow.
+    pub(super) fn owe_events(&self, sent_ms: u64) {
+        if self.heard_ms.load(Ordering::Acquire) < sent_ms {
+            // The oldest debt stands until it is paid.
+            _ = self.owed_since_ms.compare_exchange(0, sent_ms, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
+    /// Whether an event is due since a request was answered and none has come.
+    pub(crate) fn owes_events(&self) -> bool {
+        let owed_ms = self.owed_since_ms.load(Ordering::Acquire);
+        if owed_ms == 0 {
+            return false;
+        }
+        let paid = self.heard_ms.load(Ordering::Acquire) >= owed_ms;
+        if paid {
+            self.owed_since_ms.store(0, Ordering::Release);
+        }
+        !paid
+    }
+
+    /// What was expected to be cached for one request, and what the engine says was.
+    pub(super) fn count_hit(&self, predicted_tokens: u32, realised_tokens: u32) {
+        self.predicted_tokens.fetch_add(predicted_tokens.into(), Ordering::Relaxed);
+        self.realised_tokens.fetch_add(realised_tokens.into(), Ordering::Relaxed);
+    }
+
+    /// Prompt tokens predicted to be cached and found cached, of all requests whose engine told.
+    pub(crate) fn hit_tokens(&self) -> (u64, u64) {
+        (self.predicted_tokens.load(Ordering::Relaxed), self.realised_tokens.load(Ordering::Relaxed))
     }
 
     /// Whether `id` is this worker, now or before its engine restarted.

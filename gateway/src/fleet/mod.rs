@@ -95,6 +95,10 @@ pub enum Feedback {
         prompt_tokens: u32,
         /// Prompt tokens served from its cache, where it said so.
         cached_tokens: Option<u32>,
+        /// Prompt tokens that the decision counted as cached.
+        predicted_tokens: u32,
+        /// When the request was sent, ms.
+        sent_ms: u64,
         /// Time to first token.
         ttft_ms: f64,
         /// Mean inter-token latency.
@@ -271,11 +275,19 @@ impl Fleet {
 
     /// Reports an exchange; never blocks (bounded channel, drops are counted).
     pub fn feedback(&self, worker: WorkerId, feedback: Feedback) {
-        if let Feedback::Served { .. } = feedback
+        if let Feedback::Served { prompt_tokens, cached_tokens, predicted_tokens, sent_ms, .. } = feedback
             && let Some(handle) = find(&self.shared.handles.load(), worker)
         {
             // Beside the channel, so that a full one cannot make a serving worker look dead.
             handle.last_success_ms.fetch_max(self.shared.clock.now_ms(), Ordering::Relaxed);
+            if let Some(cached) = cached_tokens {
+                handle.count_hit(predicted_tokens, cached);
+            }
+            let cached = cached_tokens.unwrap_or(predicted_tokens);
+            let block_size = self.view().worker(worker).and_then(|worker| worker.block_size);
+            if block_size.is_some_and(|size| prompt_tokens / size > cached.div_ceil(size)) {
+                handle.owe_events(sent_ms);
+            }
         }
         self.report(Event::Feedback { worker, feedback });
     }

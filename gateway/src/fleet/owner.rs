@@ -269,7 +269,7 @@ impl Owner {
         let Some(member) = self.member(worker) else { return Need::Nothing };
         let label = member.handle.label.clone();
         let kind = match feedback {
-            Feedback::Served { prompt_tokens, cached_tokens, ttft_ms, itl_ms, load } => {
+            Feedback::Served { prompt_tokens, cached_tokens, ttft_ms, itl_ms, load, .. } => {
                 member.breaker.succeed();
                 let cached = cached_tokens.unwrap_or(0).min(prompt_tokens);
                 let observation = Observation {

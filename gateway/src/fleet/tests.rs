@@ -72,6 +72,8 @@ impl Rig {
         Feedback::Served {
             prompt_tokens: 1_000,
             cached_tokens: Some(0),
+            predicted_tokens: 0,
+            sent_ms: 0,
             ttft_ms: 500.0,
             itl_ms: Some(20.0),
             load: LocalLoad::default(),

@@ -55,7 +55,7 @@ fn confirm(gateway: &Gateway, considered: &Considered, exchange: &Exchange, usag
     let report = CacheReport {
         predicted_blocks: exchange.decision.cached_tokens / block_size,
         cached_blocks: cached_tokens / block_size,
-        placed_at_ms: now_ms.saturating_sub(exchange.sent.elapsed().as_millis() as u64),
+        placed_at_ms: sent_ms(gateway, exchange),
         now_ms,
     };
     gateway.fleet.index().confirm(worker, &chain.hashes, report);
@@ -107,6 +107,8 @@ fn report(gateway: &Gateway, exchange: &Exchange, end: &End, load: LocalLoad) {
             Feedback::Served {
                 prompt_tokens: usage.map_or(0, |usage| usage.prompt_tokens),
                 cached_tokens: usage.and_then(|usage| usage.cached_tokens),
+                predicted_tokens: exchange.decision.cached_tokens,
+                sent_ms: sent_ms(gateway, exchange),
                 // Only a stream shows when its first token came; a time of 0 teaches nothing.
                 ttft_ms: progress.first_output.map_or(0.0, |at| ms(at.duration_since(exchange.sent))),
                 itl_ms: progress.itl_ms(),
@@ -116,6 +118,11 @@ fn report(gateway: &Gateway, exchange: &Exchange, end: &End, load: LocalLoad) {
         _ => return,
     };
     gateway.fleet.feedback(exchange.decision.worker, feedback);
+}
+
+/// When the engine was sent the request, on the gateway's clock.
+fn sent_ms(gateway: &Gateway, exchange: &Exchange) -> u64 {
+    gateway.clock.now_ms().saturating_sub(exchange.sent.elapsed().as_millis() as u64)
 }
 
 fn is_workers(end: &End) -> bool {

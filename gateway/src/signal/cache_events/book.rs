@@ -1,9 +1,9 @@
 //! One worker's cache as its events tell it, kept in the index.
 
-use super::FeedSpec;
 use super::batch::{self, Event, Lora, Removed, Scratch, Stored};
-use super::report::FeedReport;
+use super::report::{Alarm, FeedReport};
 use super::sequence::Sink;
+use super::{FeedSpec, MAX_MESSAGE_BYTES};
 use crate::clock::{Clock, unix_seconds};
 use crate::fleet::{Fleet, Handle};
 use forebay_routing::WorkerId;
@@ -22,7 +22,7 @@ pub(super) struct Book {
     capacity_blocks: Option<u32>,
     /// KV cache groups, by bit, whose blocks do not stand for their prefix: their removals are not ours.
     other_groups: u64,
-    reported_block_size: Option<u32>,
+    block_size: Option<u32>,
     report: Arc<Mutex<FeedReport>>,
 }
 
@@ -38,13 +38,17 @@ impl Book {
             ledger: ledger(worker, spec.capacity_blocks),
             capacity_blocks: spec.capacity_blocks,
             other_groups: 0,
-            reported_block_size: None,
+            block_size: None,
             report,
         }
     }
 
     pub(super) fn worker(&self) -> WorkerId {
         self.worker
+    }
+
+    pub(super) fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// Whether somebody else proved a restart: what was written under the old identity is gone.
@@ -57,7 +61,7 @@ impl Book {
         self.worker = self.handle.id();
         self.ledger = ledger(self.worker, self.capacity_blocks);
         self.other_groups = 0;
-        self.reported_block_size = None;
+        self.block_size = None;
         self.report.lock().blocks = 0;
     }
 
@@ -67,29 +71,30 @@ impl Book {
     }
 
     fn stored(&mut self, stored: &Stored<'_>, report: &mut FeedReport) {
-        let mut ignore = |reason, blocks: usize| *report.ignored.entry(reason).or_default() += blocks as u64;
         let blocks = stored.hashes.len();
         if !stored.place.is_device() {
-            return ignore("other_tier", blocks);
+            return ignore(report, "other_tier", blocks);
         }
         if !stored.place.is_whole_prefix() {
             if let Some(bit) = stored.place.group.and_then(|group| 1_u64.checked_shl(group)) {
                 self.other_groups |= bit;
             }
-            return ignore("other_group", blocks);
+            return ignore(report, "other_group", blocks);
         }
         let lora = match stored.lora {
             Lora::Base => None,
             Lora::Named(name) => Some(name),
-            Lora::Unnamed => return ignore("unnamed_adapter", blocks),
+            Lora::Unnamed => return ignore(report, "unnamed_adapter", blocks),
         };
-        let Some(tokens) = stored.tokens else { return ignore("no_tokens", blocks) };
+        let Some(tokens) = stored.tokens else { return ignore(report, "no_tokens", blocks) };
         // From the first block with keys of its own on, no text request has this prefix.
         let ours = stored.extra.foreign_from.unwrap_or(blocks).min(blocks);
         if ours < blocks {
-            ignore("extra_keys", blocks - ours);
+            ignore(report, "extra_keys", blocks - ours);
         }
-        self.learn_block_size(stored.block_size);
+        if !self.accept_block_size(stored.block_size, blocks, report) {
+            return ignore(report, "short_tail", blocks);
+        }
         let domain = self.fleet.block_domain(&self.handle.model, stored.block_size, lora, stored.extra.salt);
         let applied = self.ledger.stored(
             self.fleet.index(),
@@ -102,7 +107,7 @@ impl Book {
         );
         for (reason, count) in [("orphan", applied.orphans), ("refused", applied.refused)] {
             if count > 0 {
-                ignore(reason, count as usize);
+                ignore(report, reason, count as usize);
             }
         }
         report.stored += u64::from(applied.blocks);
@@ -123,17 +128,37 @@ impl Book {
         }
     }
 
-    fn learn_block_size(&mut self, block_size: u32) {
-        if self.reported_block_size != Some(block_size) {
-            self.reported_block_size = Some(block_size);
-            self.fleet.report_block_size(self.worker, block_size);
+    /// Whether blocks of `size` tokens, `count` of them in one event, are what this worker has. The first event says; a
+    /// single shorter block is the tail of a prompt, which no other prompt continues; anything else contradicts.
+    fn accept_block_size(&mut self, size: u32, count: usize, report: &mut FeedReport) -> bool {
+        let Some(known) = self.block_size.filter(|known| *known != size) else {
+            if self.block_size.is_none() {
+                self.learn_block_size(size);
+            }
+            return true;
+        };
+        if size < known && count == 1 {
+            return false;
         }
+        tracing::warn!(worker = %report.worker, known, size, "its KV events contradict themselves in the size of a block");
+        report.raise(Alarm::BlockSize);
+        self.learn_block_size(size);
+        true
+    }
+
+    fn learn_block_size(&mut self, size: u32) {
+        self.block_size = Some(size);
+        self.fleet.report_block_size(self.worker, size);
     }
 
     fn clear(&mut self, report: &mut FeedReport) {
         self.ledger.cleared(self.fleet.index());
         report.blocks = 0;
     }
+}
+
+fn ignore(report: &mut FeedReport, reason: &'static str, blocks: usize) {
+    *report.ignored.entry(reason).or_default() += blocks as u64;
 }
 
 fn ledger(worker: WorkerId, capacity_blocks: Option<u32>) -> Ledger {
@@ -159,6 +184,8 @@ impl Sink for OpenBook<'_> {
         let book = &mut *self.book;
         let report = book.report.clone();
         let mut report = report.lock();
+        let small_enough = payload.len() <= MAX_MESSAGE_BYTES;
+        let payload = if small_enough { payload } else { &[] };
         let header = batch::decode(payload, self.scratch, |event| match event {
             Event::Stored(stored) => book.stored(&stored, &mut report),
             Event::Removed(removed) => book.removed(&removed, &mut report),
@@ -185,7 +212,10 @@ impl Sink for OpenBook<'_> {
                     report.lag_ms = Some(lag_ms);
                 }
             }
-            Err(kind) => *report.errors.entry(kind.label()).or_default() += 1,
+            Err(kind) => {
+                let kind = if small_enough { kind.label() } else { "oversized" };
+                *report.errors.entry(kind).or_default() += 1;
+            }
         }
     }
 
@@ -197,7 +227,7 @@ impl Sink for OpenBook<'_> {
         self.asked = Some(from);
     }
 
-    fn start_cold(&mut self) {
+    fn lose(&mut self) {
         let report = self.book.report.clone();
         let mut report = report.lock();
         report.cold_starts += 1;

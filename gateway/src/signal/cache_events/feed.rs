@@ -2,8 +2,9 @@
 
 use super::batch::Scratch;
 use super::book::Book;
-use super::report::{FeedReport, FeedState};
+use super::report::{Alarm, FeedReport, FeedState};
 use super::sequence::Sequence;
+use super::vigil::Vigil;
 use super::{Attach, FeedSpec};
 use crate::clock::Clock;
 use crate::fleet::Fleet;
@@ -32,8 +33,9 @@ const EVENTS_HIGH_WATER: i32 = 1_000;
 /// A whole replay: vLLM keeps 10,000 batches and its ROUTER drops what a slow reader leaves.
 const REPLAY_HIGH_WATER: i32 = 10_000;
 
-/// Bytes of one message: a million-token prompt is 5 MB.
-const MAX_MESSAGE_BYTES: i64 = 32 << 20;
+/// Bytes at which libzmq closes the connection rather than take more. Between the two limits a message is counted and
+/// dropped, and the feed goes on.
+const CUT_OFF_BYTES: i64 = 2 * super::MAX_MESSAGE_BYTES as i64;
 
 /// What ends a replay.
 const END_OF_REPLAY: u64 = u64::MAX;
@@ -44,7 +46,6 @@ struct Replay {
 }
 
 pub(super) struct Feed {
-    pub(super) slot: u32,
     replay_from: Option<Attach>,
     context: zmq::Context,
     pub(super) events: zmq::Socket,
@@ -53,8 +54,11 @@ pub(super) struct Feed {
     sequence: Sequence,
     /// A replay that waits for its time or for its turn.
     asked: Option<(u64, u64)>,
+    /// Replays begun.
+    replays: u64,
     confirm_at_ms: Option<u64>,
     pause_ms: u64,
+    vigil: Vigil,
     /// Whether the fleet was told that this worker's cache is known by events.
     is_known: bool,
     fleet: Fleet,
@@ -78,7 +82,6 @@ impl Feed {
         attach(&events, &spec.events)?;
         let book = Book::new(fleet.clone(), clock, spec, report.clone());
         Ok(Self {
-            slot: spec.handle.slot,
             replay_from: spec.replay.clone(),
             context: context.clone(),
             events,
@@ -86,8 +89,10 @@ impl Feed {
             book,
             sequence: Sequence::new(spec.replay.is_some()),
             asked: None,
+            replays: 0,
             confirm_at_ms: None,
             pause_ms: FIRST_PAUSE_MS,
+            vigil: Vigil::default(),
             is_known: false,
             fleet,
             report,
@@ -101,6 +106,10 @@ impl Feed {
         let mut book = self.book.open(scratch, false);
         self.sequence.start(&mut book);
         self.asked = book.asked.map(|from| (from, now_ms));
+        if self.replay_from.is_some() {
+            // Whoever offers replays answers, even with nothing.
+            self.vigil.expect(now_ms);
+        }
         self.show_state();
     }
 
@@ -108,13 +117,23 @@ impl Feed {
         self.replay.as_ref().map(|replay| &replay.socket)
     }
 
-    /// Takes what was published.
-    pub(super) fn take_events(&mut self, scratch: &mut Scratch, now_ms: u64) {
+    /// Replays begun so far: another number means another socket.
+    pub(super) fn replays(&self) -> u64 {
+        self.replays
+    }
+
+    /// Takes what was published; true when there may be more.
+    pub(super) fn take_events(&mut self, scratch: &mut Scratch, now_ms: u64) -> bool {
+        let mut more = true;
         for _ in 0..MESSAGES_PER_TURN {
             match receive(&self.events) {
-                Received::Nothing => break,
+                Received::Nothing => {
+                    more = false;
+                    break;
+                }
                 Received::Broken => self.count_error("frames"),
                 Received::Batch(seq, payload) => {
+                    self.hear(now_ms);
                     let mut book = self.book.open(scratch, true);
                     self.sequence.live(seq, &payload, &mut book);
                     let asked = book.asked;
@@ -123,18 +142,20 @@ impl Feed {
             }
         }
         self.show_state();
+        more
     }
 
-    /// Takes what the engine replays.
-    pub(super) fn take_replay(&mut self, scratch: &mut Scratch, now_ms: u64) {
+    /// Takes what the engine replays; true when there may be more.
+    pub(super) fn take_replay(&mut self, scratch: &mut Scratch, now_ms: u64) -> bool {
         for _ in 0..MESSAGES_PER_TURN {
-            let Some(replay) = &mut self.replay else { break };
+            let Some(replay) = &mut self.replay else { return false };
             match receive(&replay.socket) {
-                Received::Nothing => break,
+                Received::Nothing => return false,
                 Received::Broken => self.count_error("frames"),
                 Received::Batch(END_OF_REPLAY, _) => {
                     self.end_replay(true, scratch, now_ms);
-                    break;
+                    self.show_state();
+                    return false;
                 }
                 Received::Batch(seq, payload) => {
                     replay.heard_ms = now_ms;
@@ -144,11 +165,12 @@ impl Feed {
             }
         }
         self.show_state();
+        true
     }
 
     /// Whether [`Feed::tick`] has something to wait for.
     pub(super) fn is_waiting(&self) -> bool {
-        self.asked.is_some() || self.replay.is_some() || self.confirm_at_ms.is_some()
+        self.asked.is_some() || self.replay.is_some() || self.confirm_at_ms.is_some() || self.vigil.is_waiting()
     }
 
     /// Time passed. `may_replay`: whether another replay may run now.
@@ -174,6 +196,34 @@ impl Feed {
             self.asked = None;
             self.begin_replay(from, scratch, now_ms);
         }
+        self.watch(now_ms);
+    }
+
+    /// A worker that owes events and does not send them goes by its own placements, alone.
+    fn watch(&mut self, now_ms: u64) {
+        if self.book.handle().owes_events() {
+            self.vigil.expect(now_ms);
+        }
+        if self.vigil.is_overdue(now_ms) {
+            let mut report = self.report.lock();
+            report.raise(Alarm::Silent);
+            let worker = report.worker.clone();
+            drop(report);
+            tracing::warn!(%worker, "claims to publish KV events and sends none: its cache is guessed until it does");
+            self.is_known = false;
+            self.fleet.report_cache(self.book.worker(), CacheKnowledge::Approximate);
+            self.show_state();
+        }
+    }
+
+    /// A sign of life.
+    fn hear(&mut self, now_ms: u64) {
+        self.book.handle().hear_events(now_ms);
+        if self.vigil.hear() {
+            let mut report = self.report.lock();
+            report.alarms.remove(&Alarm::Silent);
+            tracing::info!(worker = %report.worker, "publishes KV events again");
+        }
     }
 
     fn note_asked(&mut self, asked: Option<u64>, at_ms: u64) {
@@ -184,7 +234,8 @@ impl Feed {
     }
 
     fn begin_replay(&mut self, from: u64, scratch: &mut Scratch, now_ms: u64) {
-        self.report.lock().replays += 1;
+        self.replays += 1;
+        self.report.lock().replays = self.replays;
         match self.ask_engine(from) {
             Ok(Some(socket)) => self.replay = Some(Replay { socket, heard_ms: now_ms }),
             Ok(None) => {}
@@ -213,6 +264,10 @@ impl Feed {
         let in_vain = self.sequence.replay_ended(complete, &mut book);
         let asked = book.asked;
         if complete {
+            // Answers to replays clear what was due to them, not what live traffic proved to be missing.
+            if !self.book.handle().owes_events() && self.vigil.hear() {
+                self.report.lock().alarms.remove(&Alarm::Silent);
+            }
             self.know();
         }
         let pause_ms = if in_vain { self.pause_ms } else { 0 };
@@ -225,14 +280,16 @@ impl Feed {
 
     /// From now on the worker's cache is known by its events.
     fn know(&mut self) {
-        if !self.is_known {
+        if !self.is_known && !self.vigil.is_alarmed() {
             self.is_known = true;
             self.fleet.report_cache(self.book.worker(), CacheKnowledge::Events);
         }
     }
 
     fn show_state(&mut self) {
-        let state = if self.sequence.is_replaying() {
+        let state = if self.vigil.is_alarmed() {
+            FeedState::Silent
+        } else if self.sequence.is_replaying() {
             FeedState::Replaying
         } else if self.sequence.last().is_some() || self.is_known {
             self.know();
@@ -257,7 +314,13 @@ enum Received {
 
 /// One message: whatever comes first, its last two frames are sequence and payload.
 fn receive(socket: &zmq::Socket) -> Received {
-    let Ok(mut last) = socket.recv_msg(zmq::DONTWAIT) else { return Received::Nothing };
+    let mut last = loop {
+        match socket.recv_msg(zmq::DONTWAIT) {
+            Ok(frame) => break frame,
+            Err(zmq::Error::EINTR) => {}
+            Err(_) => return Received::Nothing,
+        }
+    };
     let mut before = None;
     let mut frames = 1;
     while socket.get_rcvmore().unwrap_or(false) {
@@ -276,7 +339,7 @@ fn receive(socket: &zmq::Socket) -> Received {
 fn configure(socket: &zmq::Socket, high_water: i32) -> Result<(), zmq::Error> {
     socket.set_linger(0)?;
     socket.set_rcvhwm(high_water)?;
-    socket.set_maxmsgsize(MAX_MESSAGE_BYTES)?;
+    socket.set_maxmsgsize(CUT_OFF_BYTES)?;
     socket.set_ipv6(true)?;
     socket.set_reconnect_ivl(100)?;
     socket.set_reconnect_ivl_max(5_000)?;

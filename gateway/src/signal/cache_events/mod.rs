@@ -1,6 +1,6 @@
 //! What each worker's cache holds, by its own account: vLLM's KV events over ZMQ.
 //!
-//! One thread listens to every engine and is the only writer of event knowledge in the index.
+//! A few threads share the engines between them; each is the only writer of what its engines' events say.
 //!
 //! ```text
 //! SUB socket ─ [topic, seq, payload] ─► sequence (gap? restart?) ─► batch (msgpack) ─► book ─► index ledger
@@ -15,38 +15,54 @@
 //! Who connects: an engine *binds* its PUB socket when its endpoint has a wildcard (`tcp://*:5557`) or is `ipc://`; then
 //! this side connects. Otherwise the engine connects and this side must bind: `kv_events = "bind:tcp://127.0.0.1:5557"`.
 //!
-//! Limits: [`MAX_FEEDS`] engines; each takes up to four file descriptors, and no more are accepted than the process may
-//! open. libzmq allows 1,023 sockets a context, so contexts are added as feeds are (one I/O thread each).
+//! A worker that owes events and sends none ([`vigil`]) is guessed from its own placements until it does, alone.
+//!
+//! Limits: [`MAX_FEEDS`] engines; each takes three file descriptors, and no more are accepted than the process may open.
+//! libzmq allows 1,023 sockets a context, so contexts are added as feeds are (one I/O thread each). A message of more than
+//! [`MAX_MESSAGE_BYTES`] is counted and dropped; at twice as much libzmq ends the connection.
 
 mod attach;
 mod batch;
 mod book;
 mod extra;
 mod feed;
+mod fields;
 mod listener;
 mod msgpack;
 mod report;
+mod room;
 mod sequence;
+mod summary;
 #[cfg(test)]
 mod tests;
+mod vigil;
 
 pub use attach::{Attach, AttachError, for_rank};
-pub use report::{FeedReport, FeedState};
+pub use report::{Alarm, FeedReport, FeedState};
+pub use summary::{Summary, summarize};
 
 use crate::clock::Clock;
 use crate::fleet::{Fleet, Handle};
 use crate::tasks::TaskGroup;
+use listener::{Listener, WAKE};
+use mio::{Poll, Waker};
 use report::Reports;
-use std::io::Write;
-use std::os::unix::net::UnixStream;
+use room::Room;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc;
 
 /// Engines listened to at once.
 pub const MAX_FEEDS: usize = 10_000;
 
-/// Orders that may wait for the listening thread, which takes them at every turn.
+/// Orders that may wait for a listening thread, which takes them at every turn.
 const MAX_QUEUED_ORDERS: usize = 256;
+
+/// Listening threads: one takes in 50,000 events a second with room to spare, so a few are enough for any fleet.
+const MAX_LISTENERS: usize = 4;
+
+/// Bytes of one message: a million-token prompt is 5 MB.
+const MAX_MESSAGE_BYTES: usize = 32 << 20;
 
 /// What to listen to for one worker.
 #[derive(Clone)]
@@ -65,17 +81,22 @@ enum Order {
     Remove { slot: u32 },
 }
 
-/// Handle on the listening thread; cheap to clone.
+/// Handle on the listening threads; cheap to clone.
 #[derive(Clone)]
 pub struct Feeds {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    orders: mpsc::Sender<Order>,
-    /// A byte here wakes the thread out of its poll; closing it ends the thread.
-    wake: UnixStream,
+    /// A worker belongs to the listener that its slot names.
+    listeners: Vec<Post>,
     reports: Reports,
+}
+
+/// Where orders for one listening thread go.
+struct Post {
+    orders: mpsc::Sender<Order>,
+    waker: Arc<Waker>,
 }
 
 /// Why the listening thread did not start.
@@ -84,7 +105,7 @@ struct Shared {
 pub struct StartError(String);
 
 impl Feeds {
-    /// Starts the listening thread; it ends when `tasks` is cancelled. Registers the `forebay_feed_*` metrics.
+    /// Starts the listening threads; they end when `tasks` is cancelled. Registers the `forebay_feed_*` metrics.
     pub fn start(
         fleet: Fleet,
         clock: Clock,
@@ -92,34 +113,40 @@ impl Feeds {
         tasks: &TaskGroup,
     ) -> Result<Self, StartError> {
         let failed = |error: &dyn std::fmt::Display| StartError(error.to_string());
-        let (wake, woken) = UnixStream::pair().map_err(|error| failed(&error))?;
-        wake.set_nonblocking(true).and_then(|()| woken.set_nonblocking(true)).map_err(|error| failed(&error))?;
-        let (orders, inbox) = mpsc::channel(MAX_QUEUED_ORDERS);
         let reports = Reports::default();
         let metrics = report::Metrics::new(reports.clone(), clock).map_err(|error| failed(&error))?;
         registry.register(Box::new(metrics)).map_err(|error| failed(&error))?;
-        let closing = wake.try_clone().map_err(|error| failed(&error))?;
-        let listener = listener::Listener::new(fleet, clock, reports.clone(), inbox, woken);
-        std::thread::Builder::new()
-            .name("kv-events".to_owned())
-            .spawn(move || listener.run())
-            .map_err(|error| failed(&error))?;
-        let end = EndOfThread(closing);
+        let (room, stop) = (Room::of_process(), Arc::new(AtomicBool::new(false)));
+        let mut end = EndOfThreads { stop: stop.clone(), wakers: Vec::new() };
+        let mut listeners = Vec::new();
+        for number in 0..std::thread::available_parallelism().map_or(1, usize::from).min(MAX_LISTENERS) {
+            let poll = Poll::new().map_err(|error| failed(&error))?;
+            let waker = Arc::new(Waker::new(poll.registry(), WAKE).map_err(|error| failed(&error))?);
+            let (orders, inbox) = mpsc::channel(MAX_QUEUED_ORDERS);
+            let parts = (fleet.clone(), clock, reports.clone(), room.clone());
+            let listener = Listener::new(parts, inbox, stop.clone(), poll);
+            std::thread::Builder::new()
+                .name(format!("kv-events-{number}"))
+                .spawn(move || listener.run())
+                .map_err(|error| failed(&error))?;
+            end.wakers.push(waker.clone());
+            listeners.push(Post { orders, waker });
+        }
         tasks.spawn("kv events", async move {
             let _end = end;
             std::future::pending::<()>().await;
         });
-        Ok(Self { shared: Arc::new(Shared { orders, wake, reports }) })
+        Ok(Self { shared: Arc::new(Shared { listeners, reports }) })
     }
 
     /// Listens for one worker, in place of what was listened to for its slot.
     pub(crate) async fn add(&self, spec: FeedSpec) {
-        self.order(Order::Add(Box::new(spec))).await;
+        self.order(spec.handle.slot, Order::Add(Box::new(spec))).await;
     }
 
-    /// Stops listening for one worker.
+    /// Stops listening for one worker, whatever its feed is waiting for.
     pub(crate) async fn remove(&self, handle: &Handle) {
-        self.order(Order::Remove { slot: handle.slot }).await;
+        self.order(handle.slot, Order::Remove { slot: handle.slot }).await;
     }
 
     /// Where every feed stands, ordered by worker.
@@ -129,19 +156,26 @@ impl Feeds {
         all
     }
 
-    async fn order(&self, order: Order) {
-        // Neither fails but at the end of the process. A full wake pipe holds a byte that is not read yet: it will be.
-        let _ = self.shared.orders.send(order).await;
-        let _ = (&self.shared.wake).write(&[1]);
+    async fn order(&self, slot: u32, order: Order) {
+        let post = &self.shared.listeners[slot as usize % self.shared.listeners.len()];
+        // Neither fails but at the end of the process.
+        let _ = post.orders.send(order).await;
+        let _ = post.waker.wake();
     }
 }
 
-/// Ends the thread when the task group drops it.
-struct EndOfThread(UnixStream);
+/// Ends the threads when the task group drops it.
+struct EndOfThreads {
+    stop: Arc<AtomicBool>,
+    wakers: Vec<Arc<Waker>>,
+}
 
-impl Drop for EndOfThread {
+impl Drop for EndOfThreads {
     fn drop(&mut self) {
-        // The thread reads end of file. An error says that it is gone already.
-        let _ = self.0.shutdown(std::net::Shutdown::Both);
+        self.stop.store(true, Ordering::Release);
+        for waker in &self.wakers {
+            // An error says that the thread is gone already; without the bell it ends at its next turn.
+            let _ = waker.wake();
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! Where each feed stands: for `/status` and for metrics, which are read out of the same reports when somebody scrapes.
 
 use crate::clock::Clock;
+use crate::fleet::Handle;
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// How far a feed has come.
@@ -18,6 +19,8 @@ pub enum FeedState {
     Replaying,
     /// In order and up to date.
     Live,
+    /// Owes events and sends none; the cache is guessed meanwhile.
+    Silent,
     /// Cannot listen at all; [`FeedReport::problem`] says why.
     Failed,
 }
@@ -29,7 +32,30 @@ impl FeedState {
             Self::Connecting => "connecting",
             Self::Replaying => "replaying",
             Self::Live => "live",
+            Self::Silent => "silent",
             Self::Failed => "failed",
+        }
+    }
+}
+
+/// What somebody has to look after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Alarm {
+    /// The worker owes events and sends none.
+    Silent,
+    /// Its events name blocks of another size than before, or than was configured.
+    BlockSize,
+}
+
+impl Alarm {
+    /// Every kind: the closed label set of `forebay_feed_alarm`.
+    pub const ALL: [Self; 2] = [Self::Silent, Self::BlockSize];
+
+    /// For labels and `/status`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Silent => "silent",
+            Self::BlockSize => "block_size",
         }
     }
 }
@@ -51,6 +77,8 @@ pub struct FeedReport {
     pub last_event_ms: Option<u64>,
     /// From publication to receipt of the last live batch, by the two machines' clocks.
     pub lag_ms: Option<u64>,
+    /// Generation of the worker: how often its engine was proven to be another process.
+    pub generation: u32,
     /// Blocks believed to be in the cache.
     pub blocks: u64,
     /// Batches applied.
@@ -71,20 +99,42 @@ pub struct FeedReport {
     pub restarts: u64,
     /// Batches seen before.
     pub duplicates: u64,
+    /// Prompt tokens that decisions expected to be cached there, of the requests whose engine told what was.
+    pub predicted_tokens: u64,
+    /// Prompt tokens that were.
+    pub realised_tokens: u64,
+    /// What is wrong at present.
+    pub alarms: BTreeSet<Alarm>,
+    /// How often each alarm began.
+    pub alarms_raised: BTreeMap<Alarm, u64>,
     /// Messages and events that could not be read, by kind.
     pub errors: BTreeMap<&'static str, u64>,
     /// Blocks that were not indexed although their event was well-formed, by reason.
     pub ignored: BTreeMap<&'static str, u64>,
 }
 
+impl FeedReport {
+    /// An alarm begins, unless it stands already.
+    pub(super) fn raise(&mut self, alarm: Alarm) {
+        if self.alarms.insert(alarm) {
+            *self.alarms_raised.entry(alarm).or_default() += 1;
+        }
+    }
+}
+
 /// Reports of all feeds, by slot.
 #[derive(Clone, Default)]
-pub(super) struct Reports(Arc<Mutex<BTreeMap<u32, Arc<Mutex<FeedReport>>>>>);
+pub(super) struct Reports(Arc<Mutex<BTreeMap<u32, Entry>>>);
+
+struct Entry {
+    handle: Arc<Handle>,
+    report: Arc<Mutex<FeedReport>>,
+}
 
 impl Reports {
-    pub(super) fn open(&self, slot: u32, report: FeedReport) -> Arc<Mutex<FeedReport>> {
+    pub(super) fn open(&self, handle: Arc<Handle>, report: FeedReport) -> Arc<Mutex<FeedReport>> {
         let report = Arc::new(Mutex::new(report));
-        self.0.lock().insert(slot, report.clone());
+        self.0.lock().insert(handle.slot, Entry { handle, report: report.clone() });
         report
     }
 
@@ -92,8 +142,15 @@ impl Reports {
         self.0.lock().remove(&slot);
     }
 
+    /// All of them, with what is known of the worker elsewhere.
     pub(super) fn all(&self) -> Vec<FeedReport> {
-        self.0.lock().values().map(|report| report.lock().clone()).collect()
+        let read = |entry: &Entry| {
+            let mut report = entry.report.lock().clone();
+            report.generation = entry.handle.id().generation;
+            (report.predicted_tokens, report.realised_tokens) = entry.handle.hit_tokens();
+            report
+        };
+        self.0.lock().values().map(read).collect()
     }
 }
 
@@ -113,7 +170,10 @@ pub(super) struct Metrics {
     gauges: Vec<(IntGaugeVec, ReadLevel)>,
     errors: IntCounterVec,
     ignored: IntCounterVec,
+    hit_tokens: IntCounterVec,
     state: IntGaugeVec,
+    alarm: IntGaugeVec,
+    alarms: IntCounterVec,
 }
 
 impl Metrics {
@@ -141,6 +201,13 @@ impl Metrics {
                 (counter("duplicates", "Batches seen before", one)?, |report| report.duplicates),
             ],
             gauges: vec![
+                (gauge("last_sequence", "Number of the last batch that was applied", one)?, |report, _| {
+                    report.last_seq
+                }),
+                (
+                    gauge("generation", "How often the worker's engine was proven to be another process", one)?,
+                    |report, _| Some(report.generation.into()),
+                ),
                 (gauge("blocks", "Blocks believed to be in the cache", one)?, |report, _| Some(report.blocks)),
                 (gauge("lag_ms", "From publication to receipt of the last live batch", one)?, |report, _| {
                     report.lag_ms
@@ -155,7 +222,14 @@ impl Metrics {
                 "Blocks of well-formed events that are not indexed",
                 &["worker", "reason"],
             )?,
+            hit_tokens: counter(
+                "hit_tokens",
+                "Prompt tokens that were predicted to be cached at the worker and that were, where its engine said so",
+                &["worker", "kind"],
+            )?,
             state: gauge("state", "1 for the state a feed is in", &["worker", "state"])?,
+            alarm: gauge("alarm", "1 while something is wrong with a feed, by what", &["worker", "kind"])?,
+            alarms: counter("alarms", "Times that something went wrong with a feed, by what", &["worker", "kind"])?,
         })
     }
 
@@ -175,13 +249,22 @@ impl Metrics {
         for (reason, count) in &report.ignored {
             self.ignored.with_label_values(&[worker, reason]).inc_by(*count);
         }
+        for (kind, tokens) in [("predicted", report.predicted_tokens), ("realised", report.realised_tokens)] {
+            self.hit_tokens.with_label_values(&[worker, kind]).inc_by(tokens);
+        }
         self.state.with_label_values(&[worker, report.state.name()]).set(1);
+        for alarm in Alarm::ALL {
+            self.alarm.with_label_values(&[worker, alarm.name()]).set(report.alarms.contains(&alarm).into());
+            let raised = report.alarms_raised.get(&alarm).copied().unwrap_or_default();
+            self.alarms.with_label_values(&[worker, alarm.name()]).inc_by(raised);
+        }
     }
 
     fn collectors(&self) -> impl Iterator<Item = &dyn Collector> {
         let counters = self.counters.iter().map(|(counter, _)| counter as &dyn Collector);
         let gauges = self.gauges.iter().map(|(gauge, _)| gauge as &dyn Collector);
-        let rest: [&dyn Collector; 3] = [&self.errors, &self.ignored, &self.state];
+        let rest: [&dyn Collector; 6] =
+            [&self.errors, &self.ignored, &self.hit_tokens, &self.state, &self.alarm, &self.alarms];
         counters.chain(gauges).chain(rest)
     }
 }
@@ -195,9 +278,8 @@ impl Collector for Metrics {
         let _turn = self.one_at_a_time.lock();
         self.counters.iter().for_each(|(counter, _)| counter.reset());
         self.gauges.iter().for_each(|(gauge, _)| gauge.reset());
-        self.errors.reset();
-        self.ignored.reset();
-        self.state.reset();
+        [&self.errors, &self.ignored, &self.hit_tokens, &self.alarms].into_iter().for_each(IntCounterVec::reset);
+        [&self.state, &self.alarm].into_iter().for_each(IntGaugeVec::reset);
         let now_ms = self.clock.now_ms();
         for report in self.reports.all() {
             self.fill(&report, now_ms);

@@ -9,7 +9,7 @@
 //! live: behind, but newer than the last live one ─► the replay had it: skip; published later than what was applied last:
 //!                                       a restart that no live batch had shown yet
 //! replay ends ────────────────────────► parked batches in order; a gap that is left is asked for again, and given up
-//!                                       when the engine has it no longer: clear, go on from there (a cold start)
+//!                                       when the engine has it no longer: what was known may be wrong (lost), go on
 //! ```
 //!
 //! One publisher's live batches only ever grow (one TCP stream), which is why "behind" proves another process. A batch that
@@ -34,8 +34,8 @@ pub(super) trait Sink {
     fn skip(&mut self);
     /// Something is missing: ask the engine for every batch from `from` on.
     fn ask(&mut self, from: u64);
-    /// What is missing cannot be had: what was known may be wrong.
-    fn start_cold(&mut self);
+    /// What is missing cannot be had: what was known may be wrong, and what came before is unknown.
+    fn lose(&mut self);
     /// Another process publishes: nothing that was known holds.
     fn restart(&mut self);
     /// A batch was ahead of its turn.
@@ -130,7 +130,7 @@ impl Sequence {
                 self.ask(sink);
                 self.park(seq, payload);
             } else {
-                sink.start_cold();
+                sink.lose();
                 self.advance(seq, payload, sink);
             }
         }
@@ -150,7 +150,7 @@ impl Sequence {
                 return;
             }
             // The engine's buffer begins later: what came before cannot be had.
-            sink.start_cold();
+            sink.lose();
         }
         replay.applied += 1;
         self.advance(seq, payload, sink);
@@ -168,7 +168,7 @@ impl Sequence {
         if self.replay.is_none() && again && (replay.hole || !complete) {
             self.ask(sink);
         } else if self.replay.is_none() && !complete && self.next.is_none() {
-            sink.start_cold();
+            sink.lose();
         }
         self.vain_replays > 0
     }
@@ -193,7 +193,7 @@ impl Sequence {
                 continue;
             }
             if seq > next {
-                sink.start_cold();
+                sink.lose();
             }
             self.advance(seq, &payload, sink);
         }
@@ -251,8 +251,8 @@ mod tests {
         fn ask(&mut self, from: u64) {
             self.0.push(format!("ask{from}"));
         }
-        fn start_cold(&mut self) {
-            self.0.push("cold".into());
+        fn lose(&mut self) {
+            self.0.push("lost".into());
         }
         fn restart(&mut self) {
             self.0.push("restart".into());
@@ -296,18 +296,18 @@ mod tests {
             (false, "l0 l1 l2", "0 1 2"),
             (true, "e l0 l1", "ask0 0 1"),
             // A late join learns what is there; live batches wait and repeat the replay's end.
-            (true, "l7 r5 r6 r7 l8 e l9", "ask0 cold 5 6 7 skip 8 9"),
+            (true, "l7 r5 r6 r7 l8 e l9", "ask0 lost 5 6 7 skip 8 9"),
             (true, "r0 r1 l1 l2 e l3", "ask0 0 1 skip 2 3"),
             // A gap.
             (true, "e l0 l3 r1 r2 r3 e l4", "ask0 0 gap ask1 1 2 3 skip 4"),
-            (false, "l0 l3 l4", "0 gap cold 3 4"),
-            (false, "l5 l6", "gap cold 5 6"),
+            (false, "l0 l3 l4", "0 gap lost 3 4"),
+            (false, "l5 l6", "gap lost 5 6"),
             // A gap that the engine no longer has: asked for twice, then given up.
-            (true, "e l0 l9 e e l10", "ask0 0 gap ask1 ask1 cold 9 10"),
-            (true, "e l0 l9 r7 r8 e", "ask0 0 gap ask1 cold 7 8 9"),
+            (true, "e l0 l9 e e l10", "ask0 0 gap ask1 ask1 lost 9 10"),
+            (true, "e l0 l9 r7 r8 e", "ask0 0 gap ask1 lost 7 8 9"),
             // A replay that breaks off is tried three times.
-            (true, "x x x l0", "ask0 ask0 ask0 cold 0"),
-            (true, "e l0 l9 x x x l10", "ask0 0 gap ask1 ask1 ask1 cold 9 10"),
+            (true, "x x x l0", "ask0 ask0 ask0 lost 0"),
+            (true, "e l0 l9 x x x l10", "ask0 0 gap ask1 ask1 ask1 lost 9 10"),
             (true, "e l0 l5 r1 r2 x r3 r4 e", "ask0 0 gap ask1 1 2 ask3 3 4 5"),
             // A hole inside the replay.
             (true, "r0 r2 r3 e r1 r2 r3 e", "ask0 0 ask1 1 2 3"),
@@ -315,7 +315,7 @@ mod tests {
             (true, "e l0 l1 l2 n0 e l1", "ask0 0 1 2 restart ask0 0 1"),
             (true, "e l0 l1 l2 n1 r0 r1 e n2", "ask0 0 1 2 restart ask0 0 1 skip 2"),
             (false, "l0 l1 n0 n1", "0 1 restart 0 1"),
-            (false, "l5 l6 n2", "gap cold 5 6 restart gap cold 2"),
+            (false, "l5 l6 n2", "gap lost 5 6 restart gap lost 2"),
             (false, "l0 n0", "0 restart 0"),
             // A restart before any live batch was heard: known by the time of publication.
             (true, "r0 r1 r2 e n1 r0 r1 e", "ask0 0 1 2 restart ask0 0 1 skip"),
@@ -375,7 +375,7 @@ mod tests {
             for step in log.0 {
                 match (step.as_str(), next) {
                     ("restart", _) => next = Some(0),
-                    ("cold", _) => next = None,
+                    ("lost", _) => next = None,
                     (other, expected) => if let Ok(seq) = other.parse::<u64>() {
                         prop_assert!(expected.is_none_or(|expected| expected == seq), "{} after {:?}", seq, expected);
                         next = Some(seq + 1);

@@ -222,8 +222,10 @@ fn a_token_list_that_cannot_be_used_costs_only_itself() {
     let mut long = vec![0xdd];
     long.extend((MAX_TOKENS_PER_EVENT as u32 + 1).to_be_bytes());
     long.extend(vec![0; MAX_TOKENS_PER_EVENT + 1]);
-    let pairs = array(&[ints(&[1, 2]), ints(&[2, 3])]);
-    for tokens in [long, pairs, ints(&[-5, 1]), ints(&[1, 2, 3]), text("x")] {
+    let torn = array(&[ints(&[1, 2]), ints(&[3, 4])]);
+    let mixed = array(&[ints(&[1, 2]), int(2)]);
+    let triples = array(&[ints(&[1, 2, 3]), ints(&[2, 3, 4])]);
+    for tokens in [long, torn, mixed, triples, ints(&[-5, 1]), ints(&[1, 2, 3]), text("x")] {
         let event = map(&[
             ("type", text("BlockStored")),
             ("block_hashes", ints(&[1])),
@@ -346,6 +348,58 @@ fn broken_batches_are_errors() {
     assert!(read(&deep).0.is_err());
     deep.push(0x00);
     assert!(read(&deep).0.is_ok());
+}
+
+/// As SGLang publishes: arrays without a rank, one page an event, signed hashes, no medium in old releases, pairs of tokens
+/// where it drafts with EAGLE.
+#[test]
+fn sglang_pages_and_bigrams() {
+    let page = |tokens: Vec<u8>, parent: Vec<u8>| {
+        array(&[text("BlockStored"), ints(&[-3_488_128_144_981_237_669]), parent, tokens, int(4), nil()])
+    };
+    let pairs = array(&[ints(&[1, 2]), ints(&[2, 3]), ints(&[3, 4]), ints(&[4, 5])]);
+    for (tokens, is_bigram) in [(ints(&[1, 2, 3, 4]), false), (pairs, true)] {
+        let payload = array(&[int(0), array(&[page(tokens, int(-1))])]);
+        let mut seen = 0;
+        let header = decode(&payload, &mut Scratch::default(), |event| {
+            let Event::Stored(stored) = event else { panic!("{event:?}") };
+            assert_eq!(stored.hashes, [ExternalHash((-3_488_128_144_981_237_669_i64).cast_unsigned())]);
+            assert_eq!(stored.parent, Some(ExternalHash(u64::MAX)));
+            assert_eq!((stored.tokens, stored.is_bigram), (Some(&[1, 2, 3, 4][..]), is_bigram));
+            assert!(stored.place.is_device());
+            seen += 1;
+        });
+        assert_eq!((header.map(|header| header.rank), seen), (Ok(None), 1));
+    }
+}
+
+#[test]
+fn a_salt_may_have_a_key_of_its_own_and_a_window_its_width() {
+    let Plain::Stored { salt, .. } = stored_with(&[("cache_salt", text("s"))]) else { panic!("stored") };
+    assert_eq!(salt.as_deref(), Some("s"));
+    let Plain::Stored { salt, .. } = stored_with(&[("cache_salt", text(""))]) else { panic!("stored") };
+    assert_eq!(salt, None);
+    let tail = array(&[
+        text("BlockStored"),
+        ints(&[1]),
+        nil(),
+        ints(&[5, 6]),
+        int(2),
+        nil(),
+        text("GPU"),
+        nil(),
+        nil(),
+        int(1),
+        text("sliding_window"),
+        int(4_096),
+    ]);
+    let payload = array(&[int(0), array(&[tail])]);
+    let header = decode(&payload, &mut Scratch::default(), |event| {
+        let Event::Stored(stored) = event else { panic!("{event:?}") };
+        let place = stored.place;
+        assert_eq!((place.group, place.kind, place.window_tokens), (Some(1), Some("sliding_window"), Some(4_096)));
+    });
+    assert!(header.is_ok());
 }
 
 proptest::proptest! {

@@ -1,5 +1,7 @@
 //! Feeds against a real ZMQ publisher: what the index believes is what the publisher holds.
 
+mod silence;
+
 use super::*;
 use crate::config::resolved::Health;
 use crate::fleet::{self, Endpoint};
@@ -169,34 +171,14 @@ struct Rig {
 impl Rig {
     fn start() -> Self {
         let (registry, tasks, clock) = (prometheus::Registry::new(), TaskGroup::new(), Clock::start());
-        let health = Health {
-            interval: Duration::from_secs(60),
-            timeout: Duration::from_secs(5),
-            failures: 3,
-            eject_after: 3,
-            eject_for: Duration::from_secs(10),
-            metrics_interval: Duration::from_secs(60),
-        };
-        let options = fleet::Options {
-            health,
-            key: block::HashKey::derive(&[3; 32]),
-            tokenizer_digests: hashbrown::HashMap::new(),
-            clock,
-        };
-        let fleet = Fleet::start(options, &registry, &tasks).expect("first registration");
+        let fleet = fleet(clock, &registry, &tasks);
         let feeds = Feeds::start(fleet.clone(), clock, &registry, &tasks).expect("starts");
         Self { fleet, feeds, clock, registry, _tasks: tasks }
     }
 
     async fn join(&self, url: &str) -> Arc<Handle> {
-        let key = WorkerKey { model: "m".into(), url: url.into(), rank: None };
-        let handle = self.fleet.join(key, None, Arc::default()).await.expect("room");
-        let endpoint =
-            Endpoint { url: url.into(), authority: "h:1".into(), address: ([127, 0, 0, 1], 1).into(), rank: None };
-        self.fleet.locate(&handle, endpoint).await;
-        handle
+        join(&self.fleet, url).await
     }
-
     /// Listens to `publisher` for a new worker.
     async fn listen(&self, publisher: &Publisher) -> Arc<Handle> {
         let handle = self.join(&format!("http://{}", publisher.address.trim_start_matches("tcp://"))).await;
@@ -223,6 +205,29 @@ impl Rig {
         }
         panic!("{what} did not come about: {:#?}", self.feeds.reports());
     }
+}
+
+fn fleet(clock: Clock, registry: &prometheus::Registry, tasks: &TaskGroup) -> Fleet {
+    let health = Health {
+        interval: Duration::from_secs(60),
+        timeout: Duration::from_secs(5),
+        failures: 3,
+        eject_after: 3,
+        eject_for: Duration::from_secs(10),
+        metrics_interval: Duration::from_secs(60),
+    };
+    let key = block::HashKey::derive(&[3; 32]);
+    let options = fleet::Options { health, key, tokenizer_digests: hashbrown::HashMap::new(), clock };
+    Fleet::start(options, registry, tasks).expect("first registration")
+}
+
+async fn join(fleet: &Fleet, url: &str) -> Arc<Handle> {
+    let key = WorkerKey { model: "m".into(), url: url.into(), rank: None };
+    let handle = fleet.join(key, None, Arc::default()).await.expect("room");
+    let endpoint =
+        Endpoint { url: url.into(), authority: "h:1".into(), address: ([127, 0, 0, 1], 1).into(), rank: None };
+    fleet.locate(&handle, endpoint).await;
+    handle
 }
 
 fn spec(handle: &Arc<Handle>, publisher: &Publisher) -> FeedSpec {
@@ -530,6 +535,71 @@ async fn a_feed_that_is_removed_is_forgotten() {
     panic!("{:?}", rig.feeds.reports());
 }
 
+/// The engine takes the request for a replay and never answers: removing the worker ends that at once.
+#[tokio::test]
+async fn a_removed_workers_recovery_is_cancelled() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::None);
+    let context = zmq::Context::new();
+    let router = context.socket(zmq::ROUTER).expect("socket");
+    router.set_linger(0).expect("option");
+    router.set_rcvtimeo(30_000).expect("option");
+    router.bind("tcp://127.0.0.1:*").expect("bind");
+    publisher.replay_address = Some(router.get_last_endpoint().expect("bound").expect("text"));
+    let handle = rig.listen(&publisher).await;
+    let asked = tokio::task::spawn_blocking(move || (router.recv_multipart(0).map(|frames| frames.len()), router));
+    let (asked, router) = asked.await.expect("joins");
+    assert_eq!(asked, Ok(3));
+    rig.wait("replaying", |report| report.state == FeedState::Replaying && report.replays == 1).await;
+    rig.feeds.remove(&handle).await;
+    // A second worker is not held up by what the first one waited for.
+    let other = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    rig.listen(&other).await;
+    rig.wait("the other alone", |report| report.state == FeedState::Live && report.endpoint == other.address).await;
+    assert_eq!(rig.feeds.reports().len(), 1);
+    assert_eq!(router.recv_multipart(zmq::DONTWAIT).err(), Some(zmq::Error::EAGAIN), "asked once, not again");
+}
+
+#[tokio::test]
+async fn a_block_size_is_learned_and_a_contradiction_is_an_alarm() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    let sized = |seed: u32, size: usize, count: usize| {
+        let mut event = stored(seed, 0, count);
+        event["block_size"] = size.into();
+        event["token_ids"] = (0..(size * count) as u32).collect::<Vec<_>>().into();
+        event
+    };
+    // A page that ends with its prompt is shorter and says nothing about the others.
+    publisher.send(batch(&[stored(1, 0, 2), sized(2, 3, 1)]), false);
+    let report = rig.wait("a tail", |report| report.last_seq == Some(0)).await;
+    assert_eq!((report.alarms.len(), report.ignored.get("short_tail")), (0, Some(&1)));
+    publisher.send(batch(&[sized(3, 8, 2)]), false);
+    let report = rig.wait("another size", |report| report.last_seq == Some(1)).await;
+    assert_eq!(report.alarms.iter().copied().collect::<Vec<_>>(), [Alarm::BlockSize]);
+    rig.fleet.describe().await;
+    assert_eq!(rig.fleet.view().worker(handle.id()).and_then(|worker| worker.block_size), Some(8));
+    let text = prometheus::TextEncoder::new().encode_to_string(&rig.registry.gather()).expect("own metrics encode");
+    let line = format!("forebay_feed_alarm{{kind=\"block_size\",worker=\"{}\"}} 1", handle.label);
+    assert!(text.contains(&line), "{text}");
+}
+
+/// More than a message may have, less than what ends the connection.
+#[tokio::test]
+async fn an_oversized_message_is_counted_and_the_feed_goes_on() {
+    let rig = Rig::start();
+    let mut publisher = Publisher::start("tcp://127.0.0.1:*", Replay::WithTopic);
+    let handle = rig.listen(&publisher).await;
+    publisher.send(batch(&[stored(1, 0, 2)]), false);
+    rig.wait("first", |report| report.last_seq == Some(0)).await;
+    publisher.send(vec![0x90; MAX_MESSAGE_BYTES + 1], false);
+    publisher.send(batch(&[stored(1, 2, 3)]), false);
+    let report = rig.wait("third", |report| report.last_seq == Some(2)).await;
+    assert_eq!(report.errors.get("oversized"), Some(&1), "{report:?}");
+    assert_eq!(rig.held(handle.id(), 1, 3, None), 3);
+}
+
 /// More engines than one libzmq context has sockets for. Those beyond what the process may open say so.
 #[tokio::test]
 async fn many_engines_are_heard_at_once() {
@@ -554,7 +624,7 @@ async fn many_engines_are_heard_at_once() {
     }
     assert!(reports.len() == ENGINES && reports.iter().all(heard));
     let refused = reports.iter().filter(|report| report.state == FeedState::Failed).count();
-    let allowed = listener::max_feeds();
+    let allowed = Room::of_process().limit();
     assert_eq!(refused, ENGINES.saturating_sub(allowed));
     let full = |report: &FeedReport| report.problem.as_ref().is_some_and(|problem| problem.contains("ulimit -n"));
     assert_eq!(reports.iter().filter(|report| full(report)).count(), refused);
