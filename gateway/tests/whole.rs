@@ -486,3 +486,49 @@ async fn the_access_log_names_the_tenant_and_no_key() {
     let all = format!("{lines:?}");
     assert!(!all.contains(&user) && !all.contains("fbk_wrong"));
 }
+
+/// One row of the README's table of metrics for each family of `page`.
+fn metric_rows(page: &str) -> Vec<String> {
+    let of = |kind: &str| {
+        let lines = page.lines().filter_map(move |line| line.strip_prefix(kind)?.split_once(' '));
+        lines.map(|(name, rest)| (name.to_owned(), rest.to_owned())).collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let (helps, types) = (of("# HELP "), of("# TYPE "));
+    let row = |(name, kind): (&String, &String)| {
+        let sample = series(page, name).find(|line| !line[name.len()..].starts_with(|c: char| c.is_alphanumeric()));
+        let inside = sample.and_then(|line| line.split_once('{')?.1.rsplit_once('}')).map_or("", |(labels, _)| labels);
+        let names = inside.split("\",").filter_map(|label| label.split_once('=')).map(|(label, _)| label);
+        let labels: Vec<String> = names.filter(|label| *label != "le").map(|label| format!("`{label}`")).collect();
+        let labels = if labels.is_empty() { "–".to_owned() } else { labels.join(", ") };
+        format!("| `{name}` | {kind} | {labels} | {} |", helps.get(name).map_or("", String::as_str))
+    };
+    types.iter().filter(|(name, _)| name.starts_with("forebay_")).map(row).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_readme_lists_the_metrics_of_a_live_page() {
+    let readme = include_str!("../../README.md");
+    let section = readme.split("<!-- metrics -->").nth(1).and_then(|rest| rest.split("<!-- /metrics -->").next());
+    let rows = section.expect("marked").lines().filter(|line| line.starts_with("| `"));
+    let listed: Vec<String> = rows.map(str::to_owned).collect();
+
+    let engine = engine().await;
+    let gateway = start(sources(&[&engine], &[])).await;
+    gateway.until_ready(1).await;
+    gateway.until("/status", |answer| answer.json()["feeds"][0]["state"] == "live").await;
+    assert_eq!(gateway.chat("a prompt that is long enough to fill a block or two of the cache").await.status, 200);
+    // Some families come with the first event or the first reading.
+    for _ in 0..500 {
+        if metric_rows(&gateway.get("/metrics").await.body) == listed {
+            return;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    let present = metric_rows(&gateway.get("/metrics").await.body);
+    let wanted: Vec<&String> = present.iter().filter(|row| !listed.contains(row)).collect();
+    let stale: Vec<&String> = listed.iter().filter(|row| !present.contains(row)).collect();
+    panic!(
+        "README.md, between the metrics marks. Take out:\n{stale:#?}\nput in:\n{wanted:#?}\nthe whole table:\n{}",
+        present.join("\n")
+    );
+}
