@@ -62,6 +62,9 @@ ci: setup ## Everything that CI runs; its last lines are the test summary
 	DEMO_QUICK=1 target/debug/forebay-demo
 	$(MAKE) test
 
+fuzz: ## Every fuzz target for EACH=120 seconds; needs the nightly toolchain
+	fuzz/run.sh
+
 bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)
 	tests/bench/run.sh
 

@@ -1,0 +1,138 @@
+//! One function for each place where bytes of strangers come in: it feeds them in and asserts what must hold whatever they
+//! are. None may panic, hang or take memory beyond what came.
+
+use bytes::{Bytes, BytesMut};
+use forebay::config::{Origin, Sources};
+use forebay::http1::chunked;
+use forebay::http1::request::{self, Upstream};
+use forebay::parse::{self, Dialect};
+use forebay::signal::cache_events::{Summary, summarize};
+use forebay::stream::Events;
+
+/// A check.
+pub type Check = fn(&[u8]);
+
+/// Every check by the name of its target and its folder in `corpus/`.
+pub const ALL: [(&str, Check); 6] = [
+    ("event_batch", event_batch),
+    ("request_body", request_body),
+    ("request_head", request_head),
+    ("chunked_body", chunked_body),
+    ("event_stream", event_stream),
+    ("configuration", configuration),
+];
+
+/// A batch of KV events as an engine publishes it.
+pub fn event_batch(data: &[u8]) {
+    let Ok(summary) = summarize(data) else { return };
+    assert_eq!(summarize(data), Ok(summary), "one input, one reading");
+    let Summary { events, hashes, tokens, malformed } = summary;
+    // Each takes a byte at least: whatever is more was made up from a length that lied.
+    assert!(events <= data.len() && hashes <= data.len() && tokens <= data.len() && malformed <= events);
+}
+
+/// The body of a request; its first byte chooses the dialect.
+pub fn request_body(data: &[u8]) {
+    let Some((&first, body)) = data.split_first() else { return };
+    let dialect = if first & 1 == 0 { Dialect::Chat } else { Dialect::Completions };
+    let Ok(parsed) = parse::parse(dialect, Bytes::copy_from_slice(body)) else { return };
+    let text = std::str::from_utf8(&parsed.body).expect("what was taken is UTF-8");
+    assert_eq!(text.as_bytes(), body, "the client's bytes are kept");
+    let is_json = |text: &str| serde_json::from_str::<&serde_json::value::RawValue>(text).is_ok();
+    assert!(is_json(text), "what was taken is JSON to others too");
+    let spans = parsed.template_fields.iter().map(|(_, span)| span);
+    for span in spans.chain([&parsed.prompt]).chain(&parsed.tools).chain(&parsed.stream_options) {
+        assert!(span.is_empty() || is_json(&text[span.clone()]), "a span is one value: {span:?}");
+    }
+}
+
+/// The head of a request, as a client sends it, and what an engine then gets.
+pub fn request_head(data: &[u8]) {
+    let take = |bytes: &[u8]| request::take(&mut BytesMut::from(bytes), &mut request::Progress::default(), 16 * 1024);
+    let Ok(Some(head)) = take(data) else { return };
+    let to = Upstream {
+        authority: "engine:1",
+        length: Some(3),
+        request_id: "id-1",
+        rank: Some(2),
+        plain_answer: true,
+        keep_key: true,
+    };
+    let mut out = Vec::new();
+    head.write_upstream(&to, &mut out);
+    let sent = take(&out).expect("what is sent is well formed").expect("and complete");
+    assert_eq!((sent.method(), sent.target()), (head.method(), head.target()));
+    let count = |name: &str| sent.fields().filter(|(field, _)| field.eq_ignore_ascii_case(name.as_bytes())).count();
+    for once in ["host", "content-length", "x-request-id", "x-data-parallel-rank"] {
+        assert_eq!(count(once), 1, "{once}");
+    }
+    for never in [
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "te",
+        "upgrade",
+        "expect",
+        "proxy-authorization",
+        "authorization",
+        "x-api-key",
+    ] {
+        assert_eq!(count(never), 0, "{never}");
+    }
+}
+
+/// A chunked body, in one piece and in pieces of every small size.
+pub fn chunked_body(data: &[u8]) {
+    let read = |piece: usize| {
+        let (mut decoder, mut payload) = (chunked::Decoder::default(), Vec::new());
+        for piece in data.chunks(piece.max(1)) {
+            match decoder.decode(piece, |run| payload.extend_from_slice(run)) {
+                Ok(_) => {}
+                Err(_) => return None,
+            }
+        }
+        Some((payload, decoder.is_done()))
+    };
+    let whole = read(data.len());
+    for piece in [1, 2, 7] {
+        assert_eq!(read(piece), whole, "in pieces of {piece}");
+    }
+}
+
+/// A stream of server-sent events, in one piece and in pieces; the first byte says whether usage frames go.
+pub fn event_stream(data: &[u8]) {
+    let Some((&first, stream)) = data.split_first() else { return };
+    let strip = first & 1 == 1;
+    let read = |piece: usize| {
+        let (mut events, mut out) = (Events::new(strip), Vec::new());
+        stream.chunks(piece.max(1)).for_each(|piece| events.feed(piece, &mut out));
+        events.end(&mut out);
+        (out, events.outputs, events.finished, events.done, events.failed, events.usage)
+    };
+    let whole = read(stream.len());
+    assert!(strip || whole.0 == stream, "what is not stripped is passed on");
+    for piece in [1, 3, 64] {
+        assert_eq!(read(piece), whole, "in pieces of {piece}");
+    }
+}
+
+/// A configuration file.
+pub fn configuration(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let sources = Sources { file: Some("forebay.toml".into()), ..Sources::default() };
+    match sources.resolve(Some(text)) {
+        Ok(loaded) => {
+            let config = loaded.config;
+            assert!(config.admin.address.ip().is_loopback() || config.keys.file.is_some(), "nobody is let in unasked");
+        }
+        Err(problems) => {
+            assert!(!problems.0.is_empty());
+            for problem in &problems.0 {
+                assert!(!problem.what.is_empty(), "a refusal says what is wrong");
+                if let Origin::File { line, .. } = &problem.origin {
+                    assert!(*line as usize <= text.lines().count() + 1, "and where: {problem:?}");
+                }
+            }
+        }
+    }
+}
