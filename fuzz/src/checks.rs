@@ -130,7 +130,7 @@ pub fn configuration(data: &[u8]) {
             for problem in &problems.0 {
                 assert!(!problem.what.is_empty(), "a refusal says what is wrong");
                 if let Origin::File { line, .. } = &problem.origin {
-                    assert!(*line as usize <= text.lines().count() + 1, "and where: {problem:?}");
+                    assert!(*line <= text.lines().count() + 1, "and where: {problem:?}");
                 }
             }
         }

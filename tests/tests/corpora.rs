@@ -1,5 +1,4 @@
 //! Replays what the fuzzers found worth keeping (`fuzz/corpus/`) through the same checks, on stable and in every run.
-#![expect(clippy::panic, reason = "only `#[test]` functions are exempt by themselves")]
 
 #[path = "../../fuzz/src/checks.rs"]
 #[expect(unreachable_pub, reason = "public in fuzz/, which shares the file")]
