@@ -9,7 +9,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares"
-cargo +nightly build --locked --release --target "$host" --bins
+cargo +nightly build --release --target "$host" --bins
 count=0
 failed=
 for target in ${TARGETS:-$(ls corpus)}; do
