@@ -33,6 +33,26 @@ impl Malformed {
     }
 }
 
+/// Bytes of a value by its first byte; 0 where the first byte does not tell.
+const WIDTHS: [u8; 256] = {
+    let mut widths = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        widths[byte] = match byte {
+            // Small integers, nil and booleans.
+            0x00..=0x7f | 0xe0..=0xff | 0xc0 | 0xc2 | 0xc3 => 1,
+            // Integers and floats.
+            0xcc | 0xd0 => 2,
+            0xcd | 0xd1 => 3,
+            0xce | 0xd2 | 0xca => 5,
+            0xcf | 0xd3 | 0xcb => 9,
+            _ => 0,
+        };
+        byte += 1;
+    }
+    widths
+};
+
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
@@ -59,9 +79,16 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// A big-endian unsigned integer of `width` bytes.
+    /// A big-endian unsigned integer of `width` bytes, at most eight.
     fn number(&mut self, width: usize) -> Result<u64, Malformed> {
         Ok(self.take(width)?.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    }
+
+    /// The next `N` bytes.
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (head, rest) = self.rest.split_first_chunk().ok_or(Malformed::Truncated)?;
+        self.rest = rest;
+        Ok(*head)
     }
 
     fn length(&mut self, width: usize) -> Result<usize, Malformed> {
@@ -109,9 +136,10 @@ impl<'a> Reader<'a> {
         Ok(match self.marker()? {
             Marker::FixPos(value) => u64::from(value),
             Marker::U8 => self.number(1)?,
-            Marker::U16 => self.number(2)?,
-            Marker::U32 => self.number(4)?,
-            Marker::U64 | Marker::I64 => self.number(8)?,
+            // Nearly every token id is one of these two.
+            Marker::U16 => u64::from(u16::from_be_bytes(self.bytes()?)),
+            Marker::U32 => u64::from(u32::from_be_bytes(self.bytes()?)),
+            Marker::U64 | Marker::I64 => u64::from_be_bytes(self.bytes()?),
             Marker::FixNeg(value) => i64::from(value).cast_unsigned(),
             Marker::I8 => self.signed(1)?,
             Marker::I16 => self.signed(2)?,
@@ -173,6 +201,13 @@ impl<'a> Reader<'a> {
         let mut open: usize = 1;
         while open > 0 {
             open -= 1;
+            // Token ids and hashes are most of a message: they are passed by their first byte alone.
+            if let Some(width) = self.rest.first().map(|byte| usize::from(WIDTHS[usize::from(*byte)]))
+                && width > 0
+            {
+                self.rest = self.rest.get(width..).ok_or(Malformed::Truncated)?;
+                continue;
+            }
             let inside = match self.peek()? {
                 Marker::FixArray(_) | Marker::Array16 | Marker::Array32 => self.array()?,
                 Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => 2 * self.map()?,
@@ -216,5 +251,39 @@ impl<'a> Reader<'a> {
         let before = self.rest;
         self.skip()?;
         Ok(Self { rest: &before[..before.len() - self.rest.len()] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn widths_agree_with_the_markers() {
+        for byte in 0..=u8::MAX {
+            let mut message = vec![byte];
+            message.extend([0; 20]);
+            let mut reader = Reader::new(&message);
+            let container = matches!(Marker::from_u8(byte), Marker::FixArray(_) | Marker::Array16 | Marker::Array32)
+                || matches!(Marker::from_u8(byte), Marker::FixMap(_) | Marker::Map16 | Marker::Map32);
+            let width = usize::from(WIDTHS[usize::from(byte)]);
+            if container {
+                assert_eq!(width, 0, "{byte:#x}");
+            } else if reader.skip_leaf().is_ok() && width > 0 {
+                assert_eq!(width, 21 - reader.rest.len(), "{byte:#x}");
+            }
+        }
+        // What has a width is everything but texts, bytes, extensions and containers.
+        assert_eq!(WIDTHS.iter().filter(|width| **width > 0).count(), 128 + 32 + 3 + 10);
+    }
+
+    #[test]
+    fn a_value_cut_short_is_truncated() {
+        for whole in [&[0xcd, 1, 2][..], &[0xce, 1, 2, 3, 4], &[0xcf, 1, 2, 3, 4, 5, 6, 7, 8], &[0x92, 1, 0xcc, 200]] {
+            assert_eq!(Reader::new(whole).skip(), Ok(()));
+            for length in 0..whole.len() {
+                assert_eq!(Reader::new(&whole[..length]).skip(), Err(Malformed::Truncated), "{whole:x?} {length}");
+            }
+        }
     }
 }
