@@ -2,9 +2,9 @@
 //! are. None may panic, hang or take memory beyond what came.
 
 use bytes::{Bytes, BytesMut};
-use forebay::config::{Origin, Sources};
+use forebay::config::{Origin as Place, Sources, resolved};
 use forebay::http1::chunked;
-use forebay::http1::request::{self, Upstream};
+use forebay::http1::request::{self, Origin, Upstream};
 use forebay::parse::{self, Dialect};
 use forebay::signal::cache_events::{Summary, summarize};
 use forebay::stream::Events;
@@ -44,6 +44,20 @@ pub fn request_body(data: &[u8]) {
     for span in spans.chain([&parsed.prompt]).chain(&parsed.tools).chain(&parsed.stream_options) {
         assert!(span.is_empty() || is_json(&text[span.clone()]), "a span is one value: {span:?}");
     }
+    let clamped = resolved::Policy {
+        max_tokens: Some(100),
+        ..Sources::default().resolve(None).expect("defaults").config.requests
+    };
+    let mut parsed = parsed;
+    if parsed.enforce(&clamped).is_ok() {
+        let sent = parsed.upstream_body().concat();
+        assert!(is_json(std::str::from_utf8(&sent).expect("UTF-8")), "what is sent is JSON");
+    }
+}
+
+/// Chooses one of two ways to look at an input.
+fn first_is_odd(data: &[u8]) -> bool {
+    data.first().is_some_and(|byte| byte & 1 == 1)
 }
 
 /// The head of a request, as a client sends it, and what an engine then gets.
@@ -57,6 +71,7 @@ pub fn request_head(data: &[u8]) {
         rank: Some(2),
         plain_answer: true,
         keep_key: true,
+        origin: Origin { address: Some([192, 0, 2, 1].into()), secure: false, trusted: first_is_odd(data) },
     };
     let mut out = Vec::new();
     head.write_upstream(&to, &mut out);
@@ -129,7 +144,7 @@ pub fn configuration(data: &[u8]) {
             assert!(!problems.0.is_empty());
             for problem in &problems.0 {
                 assert!(!problem.what.is_empty(), "a refusal says what is wrong");
-                if let Origin::File { line, .. } = &problem.origin {
+                if let Place::File { line, .. } = &problem.origin {
                     assert!(*line <= text.lines().count() + 1, "and where: {problem:?}");
                 }
             }

@@ -6,6 +6,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::time::Duration;
 
+/// Faults that say that a limit was hit, by code, and the limit's name: the label of `forebay_limit_hits_total`.
+pub const FAULTS: [(&str, &str); 18] = [
+    ("header_too_large", "listen.max_header_bytes"),
+    ("header_timeout", "listen.header_timeout"),
+    ("body_too_large", "listen.max_body_bytes"),
+    ("body_timeout", "listen.body_timeout"),
+    ("buffers_full", "listen.max_buffered_bytes"),
+    ("too_many_connections", "listen.max_connections"),
+    ("client_stalled", "listen.write_timeout"),
+    ("upstream_timeout", "upstream.first_byte_timeout"),
+    ("too_many_completions", "requests.max_completions"),
+    ("too_many_logprobs", "requests.max_logprobs"),
+    ("template_denied", "requests.allow_chat_template"),
+    ("embeds_denied", "requests.allow_embeds"),
+    ("transfer_denied", "requests.allow_transfer_fields"),
+    ("processor_denied", "requests.allow_logit_processors"),
+    ("media_denied", "requests.media"),
+    ("too_many_media", "requests.max_media"),
+    ("regex_too_large", "requests.max_regex_bytes"),
+    ("grammar_too_large", "requests.max_grammar_bytes"),
+];
+
 /// Shared by every connection of one gateway.
 #[derive(Clone, Debug)]
 pub struct Limits {

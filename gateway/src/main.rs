@@ -20,8 +20,8 @@ fn run(command: Command, environment: Environment) -> Exit {
     match command {
         Command::Serve(settings) => serve(settings.sources(environment)),
         Command::Check { file, reference } => cli::check::run(file, reference, environment),
-        Command::Explain { url, key_file, completions, body } => {
-            on_one_thread(|runtime| runtime.block_on(cli::explain::run(&url, key_file.as_deref(), completions, &body)))
+        Command::Explain { admin, completions, body } => {
+            on_one_thread(|runtime| runtime.block_on(cli::explain::run(admin, completions, &body)))
         }
         Command::Key { command: KeyCommand::New { tenant, roles } } => cli::key::new(&tenant, &roles),
         Command::Doctor(settings) => {

@@ -17,19 +17,20 @@ pub use consider::{Considered, consider};
 
 use crate::accept::{Reply, Request};
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, resolved};
 use crate::dispatch::{Dispatcher, Outbound, overdue};
 use crate::doors::Doors;
 use crate::error::{Blame, Fault, Halt};
 use crate::fleet::Fleet;
 use crate::http1::Framing;
 use crate::http1::fields::Kind;
-use crate::limits::{Limits, Share};
+use crate::http1::request::Origin;
+use crate::limits::{FAULTS, Limits, Share};
 use crate::observe::{Observer, Outcome, Record};
 use crate::parse::{self, Dialect};
 use crate::stream::{Client, Interrupt, Next, Reading, relay, stopping};
 use crate::tokenize::Tokenizers;
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use forebay_routing::{LocalLoad, Policy};
 use hashbrown::HashMap;
 use std::sync::Arc;
@@ -58,6 +59,7 @@ pub struct Gateway {
     cursor: AtomicU64,
     seed: u64,
     policies: ArcSwap<Policies>,
+    requests: ArcSwap<resolved::Policy>,
     samples: parity::Samples,
     /// Tokens that an answer has lately had, a moving mean over all models.
     output_tokens: AtomicU32,
@@ -87,7 +89,7 @@ impl Gateway {
         clock: Clock,
     ) -> Arc<Self> {
         Arc::new(Self {
-            dispatcher: Arc::new(Dispatcher::new(&config, fleet.clone(), clock)),
+            dispatcher: Arc::new(Dispatcher::new(&config, fleet.clone(), doors.clone(), clock)),
             fleet,
             tokenizers,
             observer,
@@ -98,6 +100,7 @@ impl Gateway {
             seed: config.routing.seed.unwrap_or_else(|| fastrand::u64(..)),
             samples: parity::Samples::new(),
             policies: ArcSwap::from_pointee(Policies::of(&config)),
+            requests: ArcSwap::from_pointee(config.requests.clone()),
             output_tokens: AtomicU32::new(learn::FIRST_OUTPUT_TOKENS),
             config,
         })
@@ -112,8 +115,14 @@ impl Gateway {
         policies.own.get(model).copied().unwrap_or(policies.default)
     }
 
+    /// What requests may ask of engines.
+    pub fn request_policy(&self) -> Guard<Arc<resolved::Policy>> {
+        self.requests.load()
+    }
+
     /// Takes over what may change while the gateway runs: the policies. Everything else of `config` waits for a restart.
     pub fn reload(&self, config: &Config) {
+        self.requests.store(Arc::new(config.requests.clone()));
         self.policies.store(Arc::new(Policies::of(config)));
     }
 
@@ -166,7 +175,8 @@ async fn steps(
     let Some(dialect) = dialect else {
         return through(gateway, client, request, body, share, record).await;
     };
-    let parsed = parse::parse(dialect, body)?;
+    let mut parsed = parse::parse(dialect, body)?;
+    parsed.enforce(&gateway.request_policy())?;
     record.model = parsed.model.as_str().into();
     // tokenize, hash, score
     client.deadline.set(received + config.upstream.total_timeout);
@@ -179,6 +189,7 @@ async fn steps(
     let mut outbound = Outbound {
         head: &request.head,
         keep_key: gateway.doors.ask_for_keys(),
+        origin: origin(gateway, client),
         request_id: &request.id,
         body: parsed.upstream_body(),
         share,
@@ -209,6 +220,7 @@ async fn through(
     let mut outbound = Outbound {
         head: &request.head,
         keep_key: gateway.doors.ask_for_keys(),
+        origin: origin(gateway, client),
         request_id: &request.id,
         body: if body.is_empty() { Vec::new() } else { vec![body] },
         share,
@@ -222,6 +234,13 @@ async fn through(
     drop(outbound);
     let end = relay(client, &mut exchange, &request.head, &request.id).await;
     Ok(learn::finish(gateway, request, exchange, end, LocalLoad::default(), record))
+}
+
+/// Where a request came from, and whether its sender is believed when it names somebody else.
+fn origin(gateway: &Gateway, client: &Client) -> Origin {
+    let address = client.peer.address.map(|address| address.ip());
+    let trusted = address.is_some_and(|address| gateway.config.listen.trusted_proxies.has_address(address));
+    Origin { address, secure: client.peer.secure, trusted }
 }
 
 /// Answers a fault.
@@ -244,14 +263,9 @@ pub(crate) fn reject_unread(gateway: &Gateway, id: String, fault: &Fault) {
 
 /// Counts the limit that `fault` says was hit, by its configuration key.
 pub(crate) fn count_limit(gateway: &Gateway, fault: &Fault) {
-    let key = match fault.code {
-        "header_too_large" => "listen.max_header_bytes",
-        "body_too_large" => "listen.max_body_bytes",
-        "buffers_full" => "listen.max_buffered_bytes",
-        "too_many_connections" => "listen.max_connections",
-        _ => return,
-    };
-    gateway.observer.limit_hit(key);
+    if let Some((_, key)) = FAULTS.iter().find(|(code, _)| *code == fault.code) {
+        gateway.observer.limit_hit(key);
+    }
 }
 
 fn note(record: &mut Record, fault: &Fault) {

@@ -47,13 +47,29 @@ fn rig() -> Rig {
     };
     let fleet = Fleet::start(options, &registry, &tasks).expect("first registration");
     let feeds = Feeds::start(fleet.clone(), clock, &registry, &tasks).expect("starts");
-    let options = discover::Options { fleet: fleet.clone(), feeds: feeds.clone(), health, clock, introductions: None };
+    let options = discover::Options {
+        fleet: fleet.clone(),
+        feeds: feeds.clone(),
+        health,
+        clock,
+        introductions: None,
+        doors: std::sync::Arc::new(forebay::doors::Doors::open()),
+    };
     let discovery = Discovery::start(options, &registry, &tasks).expect("first registration");
     Rig { fleet, feeds, discovery, clock, _tasks: tasks }
 }
 
 fn worker(url: String) -> Worker {
-    Worker { url, model: None, ranks: None, kv_events: None, kv_replay: None, block_size: None, agent: None }
+    Worker {
+        url,
+        server_name: None,
+        model: None,
+        ranks: None,
+        kv_events: None,
+        kv_replay: None,
+        block_size: None,
+        agent: None,
+    }
 }
 
 impl Rig {
@@ -123,7 +139,8 @@ fn published(engine: &EngineHandle) -> Option<u64> {
 /// Sends token ids; returns how many the engine had in its cache.
 async fn complete(engine: &EngineHandle, model: &str, prompt: &[u32]) -> u32 {
     let address = engine.address();
-    let peer = Peer { address, authority: address.to_string(), deadline: Duration::from_secs(60), key: None };
+    let peer =
+        Peer { address, authority: address.to_string(), deadline: Duration::from_secs(60), key: None, towards: None };
     let body = serde_json::json!({"model": model, "prompt": prompt, "max_tokens": 4}).to_string();
     let answer = peer.post_json("/v1/completions", Bytes::from(body)).await.expect("answers");
     let text = String::from_utf8_lossy(&answer.body).into_owned();

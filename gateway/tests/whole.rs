@@ -222,7 +222,7 @@ async fn bad_requests_to_the_admin_listener_are_told_why() {
         ("POST", "/metrics", "", "", 405, "use GET"),
         ("POST", "/workers", "", "not json", 400, "is not a worker"),
         ("POST", "/workers", "", "{\"url\":\"http://a:1\",\"zone\":1}", 400, "unknown field"),
-        ("POST", "/workers", "", "{\"url\":\"https://a:1\"}", 400, "TLS"),
+        ("POST", "/workers", "", "{\"url\":\"ftp://a:1\"}", 400, "write http"),
         ("POST", "/workers", "", "{\"url\":\"http://user:pw@a:1\"}", 400, "user names"),
         ("POST", "/workers", "", "{\"url\":\"http://a:1\",\"ranks\":0}", 400, "ranks"),
         ("DELETE", "/workers", "", "", 400, "url"),

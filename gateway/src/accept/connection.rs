@@ -1,7 +1,7 @@
 //! One connection: its requests, one after the other.
 
 use super::local::{Route, route};
-use super::{Reply, Request, identity};
+use super::{Reply, Request, control, identity};
 use crate::doors::keys::presented;
 use crate::doors::{Caller, Role};
 use crate::error::{Fault, Halt, Shape};
@@ -38,12 +38,9 @@ async fn answer(gateway: &Gateway, client: &mut Client, head: RequestHead) -> Ne
     let id = identity::request_id(head.value(Kind::RequestId));
     let arrived = Instant::now();
     let route = route(&head, &gateway.fleet);
-    let caller = match &route {
-        Route::Open(_) => Caller::anybody(),
-        _ => match admit(gateway, &head) {
-            Ok(caller) => caller,
-            Err(fault) => return turn_away(gateway, client, &head, id, &fault).await,
-        },
+    let caller = match admit(gateway, &head, &route) {
+        Ok(caller) => caller,
+        Err(fault) => return turn_away(gateway, client, &head, id, &fault).await,
     };
     let request = Request { head, id, arrived, caller };
     let dialect = match route {
@@ -63,12 +60,31 @@ async fn answer(gateway: &Gateway, client: &mut Client, head: RequestHead) -> Ne
 }
 
 /// Who sends this. Browsers ask `OPTIONS` before they send a key (CORS); without a body it does nobody harm.
-fn admit(gateway: &Gateway, head: &RequestHead) -> Result<Caller, Fault> {
-    if head.method() == "OPTIONS" && head.framing == Framing::Empty {
+fn admit(gateway: &Gateway, head: &RequestHead, route: &Route) -> Result<Caller, Fault> {
+    let is_preflight = head.method() == "OPTIONS" && head.framing == Framing::Empty;
+    if is_preflight || matches!(route, Route::Open(_)) {
         return Ok(Caller::anybody());
     }
     let key = presented(head.value(Kind::Authorization), head.value(Kind::ApiKey));
-    gateway.doors.admit(key, Role::Use)
+    let caller = gateway.doors.admit(key, Role::Use)?;
+    match route {
+        Route::Through => control::check(gateway.request_policy().engine_control, &caller, head.path())?,
+        Route::Inference(_) => refuse_encoded(head)?,
+        Route::Open(_) | Route::Local(_) => {}
+    }
+    Ok(caller)
+}
+
+/// A compressed prompt could not be read here, and one that grows a thousandfold when it is could not be bounded.
+fn refuse_encoded(head: &RequestHead) -> Result<(), Fault> {
+    match head.value(Kind::ContentEncoding) {
+        None => Ok(()),
+        Some(encoding) if encoding.is_empty() || encoding.eq_ignore_ascii_case(b"identity") => Ok(()),
+        Some(_) => {
+            let message = "compressed bodies are not read; send it without Content-Encoding";
+            Err(Fault::client(415, "encoded_body", message))
+        }
+    }
 }
 
 /// Answers a caller who may not come in; a body is not read.

@@ -1,12 +1,12 @@
 //! The clients' listener: bind, run, drain.
 
-use super::{Reply, connection};
+use super::{Reply, connection, http2};
 use crate::config::resolved::Listen;
 use crate::error::Fault;
 use crate::http1::Framing;
 use crate::http1::response::Downstream;
 use crate::serve::{Gateway, count_limit};
-use crate::stream::{Client, Stages};
+use crate::stream::{Client, Socket, Stages};
 use crate::tasks::TaskGroup;
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -20,7 +20,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use tokio::sync::watch;
-use tokio::time::Duration;
+use tokio::time::{Duration, timeout};
+use tokio_rustls::TlsAcceptor;
 
 /// A running listener.
 pub struct Ingress {
@@ -64,7 +65,7 @@ impl Ingress {
         table.add(address.to_string(), socket.into_raw_fd());
 
         let stages = Stages::default();
-        let app = App { gateway: gateway.clone(), stages: stages.clone() };
+        let app = App { gateway: gateway.clone(), stages: stages.clone(), tasks: tasks.child() };
         let mut service = Service::new("ingress".to_owned(), app);
         // Every connection has one read buffer of its own and writes whole messages: two more would only cost memory.
         let endpoint = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::unbuffered());
@@ -100,9 +101,13 @@ impl Ingress {
     }
 }
 
-struct App {
-    gateway: Arc<Gateway>,
-    stages: Stages,
+/// What every connection shares.
+#[derive(Clone)]
+pub(super) struct App {
+    pub(super) gateway: Arc<Gateway>,
+    pub(super) stages: Stages,
+    /// Of streams; connections have theirs from the listening service.
+    pub(super) tasks: TaskGroup,
 }
 
 #[async_trait]
@@ -110,17 +115,45 @@ impl ServerApp for App {
     async fn process_new(self: &Arc<Self>, io: Stream, _shutdown: &ShutdownWatch) -> Option<Stream> {
         let listen = &self.gateway.config.listen;
         let slot = self.gateway.limits.connect();
-        let mut client = Client::new(io, self.stages.watch(), listen.keepalive_timeout, listen.write_timeout);
-        if slot.is_some() {
-            connection::run(&self.gateway, client).await;
-        } else {
+        let (socket, http2) = self.shake_hands(io).await?;
+        let http1 = socket.peer().secure && !http2;
+        let mut client = Client::new(socket, self.stages.watch(), listen.keepalive_timeout, listen.write_timeout);
+        if slot.is_none() {
             let fault = crowded(listen);
             count_limit(&self.gateway, &fault);
             let to = Downstream { diagnostics: !self.gateway.doors.ask_for_keys(), ..UNNAMED };
             let _ = Reply::fault(&fault).send(&mut client, &to, false).await;
             client.finish().await;
+        } else if http2 || (listen.http2 && !http1 && client.speaks_http2(listen.header_timeout).await) {
+            let (early, socket, drain) = client.into_parts();
+            http2::run(self, early, socket, drain).await;
+        } else {
+            connection::run(&self.gateway, client).await;
         }
         None
+    }
+}
+
+impl App {
+    /// TLS, where the listener speaks it, and whether HTTP/2 was agreed upon. `None` when the handshake failed.
+    async fn shake_hands(&self, io: Stream) -> Option<(Socket, bool)> {
+        let Some(config) = self.gateway.doors.acceptor() else { return Some((Socket::Plain(io), false)) };
+        let limit = self.gateway.config.listen.handshake_timeout;
+        match timeout(limit, TlsAcceptor::from(config).accept(io)).await {
+            Ok(Ok(stream)) => {
+                let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                Some((Socket::Secure(Box::new(stream.into())), http2))
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "TLS handshake failed");
+                self.gateway.observer.limit_hit("tls.handshake_failed");
+                None
+            }
+            Err(_) => {
+                self.gateway.observer.limit_hit("listen.handshake_timeout");
+                None
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! accept: socket → request head within limits, with an id.
 //!
 //! Built on pingora-core's listening `Service` and `ServerApp`: it accepts, sets TCP_NODELAY on every accepted socket and
-//! gives each connection its task (later also TLS and the hand-over of listening sockets). From the byte stream up the
+//! gives each connection its task. From the byte stream up the
 //! code is ours, for the reasons that [`crate::http1`] gives. `HttpServerApp` would hand over a session whose head limit
 //! is a constant, whose deadlines restart with every read, and which writes heads and bodies apart.
 //!
@@ -9,6 +9,9 @@
 //! listener ─ one task per connection ─► read_head ─► local answer (/health, /v1/models)
 //!                  ▲ Slot (max_connections)    └───► serve ─ read_body (Share of max_buffered_bytes) ─► …
 //! ```
+//!
+//! TLS is rustls on the accepted stream, chosen by what `doors` holds at that moment. An HTTP/2 connection (`http2`) is split into
+//! streams which each look like a connection of one request.
 //!
 //! Invariants
 //! 1. Every wait inside a request goes through [`Client::race`](crate::stream::Client::race), a read or a write of the client: each of them watches the
@@ -22,6 +25,8 @@
 
 mod body;
 mod connection;
+mod control;
+mod http2;
 mod identity;
 mod listener;
 mod local;

@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::{Duration, timeout};
+use tokio_rustls::TlsAcceptor;
 
 /// Open connections: a few scrapers, load balancers and people.
 const MAX_CONNECTIONS: usize = 64;
@@ -26,6 +27,9 @@ const CONNECTIONS_LIMIT: &str = "admin.connections";
 
 /// For a request head, and between two requests of one connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// For a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes of a request head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -132,10 +136,22 @@ impl Listening {
             let (console, entrance) = (self.console.clone(), self.entrance);
             self.tasks.spawn("admin connection", async move {
                 let _place = place;
-                serve(stream, entrance, console).await;
+                if let Some(stream) = secure(stream, entrance, &console).await {
+                    serve(stream, entrance, console).await;
+                }
             });
         }
     }
+}
+
+/// Beyond this machine operators' keys travel as protected as clients' do.
+async fn secure(stream: Box<dyn Duplex>, entrance: Entrance, console: &Console) -> Option<Box<dyn Duplex>> {
+    let acceptor = console.gateway.doors.acceptor().filter(|_| entrance == Entrance::Network);
+    let Some(config) = acceptor else { return Some(stream) };
+    let mut config = (*config).clone();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let accepted = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(Arc::new(config)).accept(stream)).await;
+    accepted.ok()?.ok().map(|stream| Box::new(stream) as Box<dyn Duplex>)
 }
 
 async fn serve(stream: Box<dyn Duplex>, entrance: Entrance, console: Arc<Console>) {

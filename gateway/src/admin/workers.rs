@@ -200,7 +200,8 @@ pub(super) async fn add(console: &Console, query: &str, body: &[u8]) -> Result<A
         check_host(allowed, field, host)?;
     }
     let url = parsed.canonical();
-    let worker = Worker { url: url.clone(), model, ranks, kv_events, kv_replay, block_size, agent: None };
+    let worker =
+        Worker { url: url.clone(), server_name: None, model, ranks, kv_events, kv_replay, block_size, agent: None };
     let added = console.discovery.add(worker).map_err(bad_url)?;
     if parameter(query, "wait").is_some_and(|wait| wait == "true") {
         return wait_until_ready(console, &url).await;

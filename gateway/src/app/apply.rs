@@ -18,6 +18,7 @@ pub(super) fn start(console: &Arc<Console>, tasks: &TaskGroup) {
                 reload_tokenizers(&console, &config).await;
             }
             console.gateway.reload(&config);
+            console.gateway.doors.reload(&config);
             apply_workers(&console, &config);
             before = config;
         }

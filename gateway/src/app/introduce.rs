@@ -17,6 +17,9 @@ pub(super) fn start(console: &Arc<Console>, mut introduced: mpsc::Receiver<Intro
     let parity = console.clone();
     tasks.spawn("token parity", async move {
         while let Some(introduction) = introduced.recv().await {
+            if let Some(towards) = introduction.peer.towards.clone() {
+                parity.gateway.tokenizers.secure_engine(&introduction.url, towards);
+            }
             list_engines(&parity).await;
             compare(&parity, &introduction).await;
         }

@@ -123,7 +123,7 @@ impl App {
         let doors = Arc::new(Doors::load(&config)?);
         let access = AccessWriter::start(&config.access_log, &log_tasks).await.map_err(StartError::AccessLog)?;
         let Parts { observer, tokenizers, fleet, feeds, discovery, introduced } =
-            Parts::start(&config, access, clock, &tasks).await?;
+            Parts::start(&config, access, doors.clone(), clock, &tasks).await?;
         let gateway = Gateway::new(config.clone(), fleet, tokenizers, observer, doors, clock);
         sampled::register(&gateway)?;
         let console = Arc::new(Console {

@@ -6,6 +6,7 @@ use super::key;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::discover::{self, Discovery, Introduction};
+use crate::doors::Doors;
 use crate::fleet::{self, Fleet};
 use crate::observe::Observer;
 use crate::observe::access::AccessWriter;
@@ -39,6 +40,7 @@ impl Parts {
     pub async fn start(
         config: &Arc<Config>,
         access: Option<AccessWriter>,
+        doors: Arc<Doors>,
         clock: Clock,
         tasks: &TaskGroup,
     ) -> Result<Self, StartError> {
@@ -62,6 +64,7 @@ impl Parts {
             health: config.health.clone(),
             clock,
             introductions: Some(introductions),
+            doors,
         };
         let discovery = Discovery::start(options, observer.registry(), tasks)?;
         Ok(Self { observer, tokenizers, fleet, feeds, discovery, introduced })

@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::config::resolved::Worker;
 use crate::config::{Config, Sources};
 use crate::discover::WorkerUrl;
+use crate::doors::{Doors, Towards};
 use crate::fleet::WorkerStatus;
 use crate::signal::cache_events::{FeedReport, FeedState};
 use crate::signal::http::Peer;
@@ -75,7 +76,14 @@ pub async fn run(sources: &Sources) -> Exit {
     }
     let config = Arc::new(config);
     let tasks = TaskGroup::new();
-    let parts = match Parts::start(&config, None, Clock::start(), &tasks).await {
+    let doors = match Doors::load(&config) {
+        Ok(doors) => Arc::new(doors),
+        Err(error) => {
+            complain(&error.to_string());
+            return Exit::Usage;
+        }
+    };
+    let parts = match Parts::start(&config, None, doors, Clock::start(), &tasks).await {
         Ok(parts) => parts,
         Err(error) => {
             complain(&error.to_string());
@@ -171,7 +179,10 @@ async fn median_ms(config: &Config, worker: &Worker) -> Result<f64, String> {
     let url = WorkerUrl::parse(&worker.url).map_err(|error| error.to_string())?;
     let found = tokio::net::lookup_host((url.host.as_str(), url.port)).await;
     let address = found.map_err(|error| error.to_string())?.next().ok_or("the name has no address")?;
-    let peer = Peer { address, authority: url.authority, deadline: config.health.timeout, key: None };
+    let name = worker.server_name.as_deref().unwrap_or(&url.host);
+    let doors = Doors::load(config).map_err(|error| error.to_string())?;
+    let towards = url.secure.then(|| Towards::new(Arc::new(doors), name.into()));
+    let peer = Peer { address, authority: url.authority, deadline: config.health.timeout, key: None, towards };
     let mut times = Vec::with_capacity(PINGS);
     for _ in 0..PINGS {
         let started = Instant::now();

@@ -4,10 +4,12 @@ use super::table::Table;
 use super::{Exit, complain, say};
 use crate::admin::{Candidate, Explanation};
 use crate::discover::WorkerUrl;
+use crate::doors::{Doors, Towards};
 use crate::signal::http::{Peer, Secret};
 use bytes::Bytes;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokio::time::Duration;
 
 /// For the gateway's answer; a cold 400 KB prompt takes it milliseconds.
@@ -16,8 +18,22 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// Bytes of the body; the admin listener takes no more.
 const MAX_BODY_BYTES: u64 = 8 << 20;
 
-/// Asks the admin listener at `url` about the body in `file` (`-` = standard input).
-pub async fn run(url: &str, key_file: Option<&Path>, completions: bool, file: &Path) -> Exit {
+/// The admin listener to ask.
+#[derive(Debug, clap::Args)]
+pub struct Admin {
+    /// The gateway's admin listener; https:// where it speaks TLS.
+    #[arg(long, default_value = "http://127.0.0.1:8081")]
+    url: String,
+    /// File with an operator's key, where the gateway asks for one.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// PEM with the authorities that its certificate is trusted by; the system's without it.
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+}
+
+/// Asks the admin listener about the body in `file` (`-` = standard input).
+pub async fn run(admin: Admin, completions: bool, file: &Path) -> Exit {
     let body = match read(file) {
         Ok(body) => body,
         Err(error) => {
@@ -25,14 +41,14 @@ pub async fn run(url: &str, key_file: Option<&Path>, completions: bool, file: &P
             return Exit::Usage;
         }
     };
-    let key = match key_file.map(std::fs::read_to_string).transpose() {
+    let key = match admin.key_file.as_deref().map(std::fs::read_to_string).transpose() {
         Ok(key) => key.map(|key| Secret(key.trim().to_owned())),
         Err(error) => {
             complain(&format!("cannot read the key file: {error}"));
             return Exit::Usage;
         }
     };
-    match ask(url, key, completions, body).await {
+    match ask(&admin.url, admin.ca_file, key, completions, body).await {
         Ok(explanation) => {
             say(&render(&explanation));
             if explanation.chosen.is_some() { Exit::Done } else { Exit::Unavailable }
@@ -54,14 +70,27 @@ fn read(file: &Path) -> std::io::Result<Vec<u8>> {
     Ok(body)
 }
 
-async fn ask(url: &str, key: Option<Secret>, completions: bool, body: Vec<u8>) -> Result<Explanation, (Exit, String)> {
+async fn ask(
+    url: &str,
+    ca_file: Option<PathBuf>,
+    key: Option<Secret>,
+    completions: bool,
+    body: Vec<u8>,
+) -> Result<Explanation, (Exit, String)> {
     let parsed = WorkerUrl::parse(url).map_err(|error| (Exit::Usage, format!("--url: {error}")))?;
     let unreachable = |why: String| (Exit::Unavailable, format!("{url}: {why}; is the gateway running?"));
     let mut addresses = tokio::net::lookup_host((parsed.host.as_str(), parsed.port))
         .await
         .map_err(|error| unreachable(error.to_string()))?;
     let address = addresses.next().ok_or_else(|| unreachable("the name has no address".to_owned()))?;
-    let peer = Peer { address, authority: parsed.authority, deadline: DEADLINE, key };
+    let towards = match parsed.secure {
+        true => {
+            let doors = Doors::trusting(ca_file).map_err(|error| (Exit::Usage, error.to_string()))?;
+            Some(Towards::new(Arc::new(doors), parsed.host.as_str().into()))
+        }
+        false => None,
+    };
+    let peer = Peer { address, authority: parsed.authority, deadline: DEADLINE, key, towards };
     let path = if completions { "/explain?dialect=completions" } else { "/explain?dialect=chat" };
     let answer = peer.post_json(path, Bytes::from(body)).await.map_err(|error| unreachable(error.to_string()))?;
     if !answer.status.is_success() {

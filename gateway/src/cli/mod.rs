@@ -68,12 +68,9 @@ pub enum Command {
     },
     /// Ask a running gateway which worker it would choose for a request, and why.
     Explain {
-        /// The gateway's admin listener.
-        #[arg(long, default_value = "http://127.0.0.1:8081")]
-        url: String,
-        /// File with an operator's key, where the gateway asks for one.
-        #[arg(long, value_name = "FILE")]
-        key_file: Option<PathBuf>,
+        /// Whom to ask.
+        #[command(flatten)]
+        admin: explain::Admin,
         /// The body is one of /v1/completions, not of /v1/chat/completions.
         #[arg(long)]
         completions: bool,

@@ -66,6 +66,8 @@ pub enum Kind {
     AccessLog,
     /// Networks, names and the words that stand for some.
     Hosts,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
 }
 
 /// A value as written, before its key's kind is known to fit.
@@ -108,6 +110,8 @@ pub enum Value {
     AccessLog(AccessLog),
     /// Networks and names.
     Hosts(Hosts),
+    /// One of its kind's words.
+    Word(&'static str),
 }
 
 impl Kind {
@@ -163,6 +167,9 @@ impl Kind {
                 .ok_or_else(unfit),
             Self::Path => Ok(Value::Path(PathBuf::from(text))),
             Self::Hosts => Hosts::parse(text).map(Value::Hosts),
+            Self::OneOf(words) => {
+                words.iter().find(|word| **word == text).map(|word| Value::Word(word)).ok_or_else(unfit)
+            }
             Self::AccessLog => Ok(Value::AccessLog(match text {
                 "off" => AccessLog::Off,
                 "stdout" => AccessLog::Stdout,
@@ -196,6 +203,10 @@ impl Kind {
                 format!("one of {}", names.join(", "))
             }
             Self::AccessLog => "\"off\", \"stdout\", \"stderr\" or a path".to_owned(),
+            Self::OneOf(words) => {
+                let words: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+                format!("one of {}", words.join(", "))
+            }
             Self::Hosts => "networks and names, such as \"10.0.0.0/8, *.gpu.lan\"".to_owned(),
         }
     }

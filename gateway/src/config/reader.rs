@@ -76,6 +76,14 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// One of its key's words.
+    pub(super) fn word(&mut self, path: &'static str) -> &'static str {
+        match self.value(path) {
+            Some(Value::Word(word)) => word,
+            _ => "",
+        }
+    }
+
     pub(super) fn hosts(&mut self, path: &'static str) -> Hosts {
         match self.value(path) {
             Some(Value::Hosts(hosts)) => hosts,
@@ -170,6 +178,10 @@ impl Fields<'_, '_> {
 
     pub(super) fn count<T: TryFrom<u64>>(&mut self, path: &'static str) -> Option<T> {
         self.value(path).and_then(narrow)
+    }
+
+    pub(super) fn switch(&mut self, path: &'static str) -> bool {
+        matches!(self.value(path), Some(Value::Switch(true)))
     }
 
     pub(super) fn time(&mut self, path: &'static str) -> Option<Duration> {

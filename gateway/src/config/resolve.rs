@@ -3,7 +3,10 @@
 use super::Loaded;
 use super::problem::{Problem, Problems};
 use super::reader::{Fields, Reader};
-use super::resolved::{Admin, Config, DnsPool, Health, Keys, Listen, Model, Routing, Tokenize, Upstream, Worker};
+use super::resolved::{
+    Admin, Certificate, Config, Control, DnsPool, Health, Keys, Listen, Media, Model, Policy, Routing, Tokenize,
+    Upstream, Worker,
+};
 use super::unit::{show_duration, show_size};
 use super::written::Written;
 use std::collections::BTreeMap;
@@ -15,12 +18,14 @@ pub(super) fn resolve(written: &Written, problems: Vec<Problem>) -> Result<Loade
     let config = Config {
         listen: listen(&mut reader),
         admin: admin(&mut reader),
+        requests: policy(&mut reader),
         keys: Keys { file: reader.path_if_set("keys.file") },
         routing: routing(&mut reader),
         upstream: upstream(&mut reader),
         health: health(&mut reader),
         tokenize: tokenize(&mut reader),
         models: reader.list("models", model),
+        certificates: reader.list("certificates", certificate),
         workers: reader.list("workers", worker),
         dns: reader.list("dns", dns_pool),
         access_log: reader.access_log("observe.access_log"),
@@ -37,6 +42,7 @@ pub(super) fn resolve(written: &Written, problems: Vec<Problem>) -> Result<Loade
 fn listen(reader: &mut Reader<'_>) -> Listen {
     Listen {
         address: reader.address("listen.address"),
+        trusted_proxies: reader.hosts("listen.trusted_proxies"),
         max_connections: reader.count("listen.max_connections"),
         max_header_bytes: reader.count("listen.max_header_bytes"),
         max_body_bytes: reader.count("listen.max_body_bytes"),
@@ -46,6 +52,11 @@ fn listen(reader: &mut Reader<'_>) -> Listen {
         keepalive_timeout: reader.time("listen.keepalive_timeout"),
         write_timeout: reader.time("listen.write_timeout"),
         drain_timeout: reader.time("listen.drain_timeout"),
+        handshake_timeout: reader.time("listen.handshake_timeout"),
+        http2: reader.switch("listen.http2"),
+        max_streams: reader.count("listen.max_streams"),
+        client_ca_file: reader.path_if_set("listen.client_ca_file"),
+        client_certificate_required: reader.switch("listen.client_certificate_required"),
         threads: reader.count_if_set("listen.threads"),
     }
 }
@@ -55,6 +66,33 @@ fn admin(reader: &mut Reader<'_>) -> Admin {
         address: reader.address("admin.address"),
         socket: reader.path_if_set("admin.socket"),
         allow_workers: reader.hosts("admin.allow_workers"),
+    }
+}
+
+fn policy(reader: &mut Reader<'_>) -> Policy {
+    Policy {
+        max_completions: reader.count("requests.max_completions"),
+        max_logprobs: reader.count("requests.max_logprobs"),
+        max_tokens: reader.count_if_set("requests.max_tokens"),
+        allow_chat_template: reader.switch("requests.allow_chat_template"),
+        allow_template_arguments: reader.switch("requests.allow_template_arguments"),
+        allow_embeds: reader.switch("requests.allow_embeds"),
+        allow_transfer_fields: reader.switch("requests.allow_transfer_fields"),
+        allow_logit_processors: reader.switch("requests.allow_logit_processors"),
+        media: match reader.word("requests.media") {
+            "inline" => Media::Inline,
+            "any" => Media::Any,
+            "none" => Media::None,
+            _ => Media::Public,
+        },
+        max_media: reader.count("requests.max_media"),
+        max_regex_bytes: reader.count("requests.max_regex_bytes"),
+        max_grammar_bytes: reader.count("requests.max_grammar_bytes"),
+        engine_control: match reader.word("requests.engine_control") {
+            "everybody" => Control::Everybody,
+            "nobody" => Control::Nobody,
+            _ => Control::Operators,
+        },
     }
 }
 
@@ -76,6 +114,9 @@ fn upstream(reader: &mut Reader<'_>) -> Upstream {
         idle_timeout: reader.time("upstream.idle_timeout"),
         total_timeout: reader.time("upstream.total_timeout"),
         pool_size: reader.count("upstream.pool_size"),
+        ca_file: reader.path_if_set("upstream.ca_file"),
+        certificate_file: reader.path_if_set("upstream.certificate_file"),
+        certificate_key_file: reader.path_if_set("upstream.certificate_key_file"),
     }
 }
 
@@ -109,6 +150,13 @@ fn model(fields: &mut Fields<'_, '_>) -> Option<Model> {
     })
 }
 
+fn certificate(fields: &mut Fields<'_, '_>) -> Option<Certificate> {
+    Some(Certificate {
+        chain_file: fields.path("certificates[].chain_file")?,
+        key_file: fields.path("certificates[].key_file")?,
+    })
+}
+
 fn worker(fields: &mut Fields<'_, '_>) -> Option<Worker> {
     Some(Worker {
         model: fields.text("workers[].model"),
@@ -117,6 +165,7 @@ fn worker(fields: &mut Fields<'_, '_>) -> Option<Worker> {
         kv_replay: fields.text("workers[].kv_replay"),
         block_size: fields.count("workers[].block_size"),
         agent: fields.text("workers[].agent"),
+        server_name: fields.text("workers[].server_name"),
         url: fields.text("workers[].url")?,
     })
 }
@@ -124,6 +173,7 @@ fn worker(fields: &mut Fields<'_, '_>) -> Option<Worker> {
 fn dns_pool(fields: &mut Fields<'_, '_>) -> Option<DnsPool> {
     Some(DnsPool {
         port: fields.count("dns[].port")?,
+        tls: fields.switch("dns[].tls"),
         model: fields.text("dns[].model"),
         interval: fields.time("dns[].interval")?,
         name: fields.text("dns[].name")?,
@@ -153,6 +203,11 @@ fn relate(config: &Config, reader: &mut Reader<'_>) {
         }
     }
     relate_admin(config, reader);
+    relate_tls(config, reader);
+    if config.listen.trusted_proxies.has_names() {
+        let what = "names are not looked up for each connection; write networks, such as 10.0.0.0/8";
+        reader.fault("listen.trusted_proxies", what.to_owned());
+    }
     for (position, worker) in config.workers.iter().enumerate() {
         if worker.kv_replay.is_some() && worker.kv_events.is_none() {
             let what = "is set without kv_events; write both or neither";
@@ -179,6 +234,29 @@ fn relate_admin(config: &Config, reader: &mut Reader<'_>) {
     }
     if overlap(listen, admin) {
         reader.fault("admin.address", format!("{admin} is taken by listen.address = {listen}; choose another port"));
+    }
+}
+
+fn relate_tls(config: &Config, reader: &mut Reader<'_>) {
+    let Config { listen, upstream, .. } = config;
+    if listen.client_ca_file.is_some() && config.certificates.is_empty() {
+        let what = "clients are asked for certificates, but the listener has none of its own; add [[certificates]]";
+        reader.fault("listen.client_ca_file", what.to_owned());
+    }
+    if upstream.certificate_file.is_some() != upstream.certificate_key_file.is_some() {
+        let what = "is set without the other; write upstream.certificate_file and upstream.certificate_key_file";
+        let set = upstream.certificate_file.is_some();
+        let key = if set { "upstream.certificate_file" } else { "upstream.certificate_key_file" };
+        reader.fault(key, what.to_owned());
+    }
+    if config.keys.file.is_some() && config.certificates.is_empty() && !listen.address.ip().is_loopback() {
+        reader.notes.push("keys.file is set without [[certificates]]: keys travel unprotected".to_owned());
+    }
+    for (position, worker) in config.workers.iter().enumerate() {
+        if worker.server_name.is_some() && !worker.url.starts_with("https://") {
+            let what = "is set for a worker without TLS; write its url with https://";
+            reader.item_fault("workers", position, "server_name", what.to_owned());
+        }
     }
 }
 

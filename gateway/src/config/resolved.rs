@@ -1,7 +1,7 @@
 //! What the configuration means: typed, checked, units gone.
 
 use super::networks::Hosts;
-use forebay_routing::Policy;
+use forebay_routing::Policy as RoutingPolicy;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,6 +15,8 @@ pub struct Config {
     pub admin: Admin,
     /// Who may come in.
     pub keys: Keys,
+    /// What requests may ask of engines.
+    pub requests: Policy,
     /// Choice of workers.
     pub routing: Routing,
     /// Deadlines towards engines.
@@ -25,6 +27,8 @@ pub struct Config {
     pub tokenize: Tokenize,
     /// Per-model settings.
     pub models: Vec<Model>,
+    /// Certificates of the clients' listener; the first is for clients that name no server.
+    pub certificates: Vec<Certificate>,
     /// Fixed workers.
     pub workers: Vec<Worker>,
     /// DNS names that resolve to many workers.
@@ -38,7 +42,15 @@ impl Config {
     #[must_use]
     pub fn with_live_of(&self, new: Self) -> Self {
         let routing = Routing { policy: new.routing.policy, ..self.routing.clone() };
-        Self { routing, models: new.models, workers: new.workers, dns: new.dns, ..self.clone() }
+        Self {
+            routing,
+            requests: new.requests,
+            models: new.models,
+            certificates: new.certificates,
+            workers: new.workers,
+            dns: new.dns,
+            ..self.clone()
+        }
     }
 }
 
@@ -61,6 +73,8 @@ pub enum AccessLog {
 pub struct Listen {
     /// Address.
     pub address: SocketAddr,
+    /// Networks whose `Forwarded` and `X-Forwarded-*` fields are believed.
+    pub trusted_proxies: Hosts,
     /// Open connections.
     pub max_connections: usize,
     /// Bytes of a request head.
@@ -79,6 +93,16 @@ pub struct Listen {
     pub write_timeout: Duration,
     /// After SIGTERM, how long streams may run on.
     pub drain_timeout: Duration,
+    /// TLS handshake.
+    pub handshake_timeout: Duration,
+    /// Offer HTTP/2.
+    pub http2: bool,
+    /// Requests at once on one HTTP/2 connection.
+    pub max_streams: u32,
+    /// Authorities of clients' certificates, `None` = none are asked for.
+    pub client_ca_file: Option<PathBuf>,
+    /// Refuse clients without a certificate.
+    pub client_certificate_required: bool,
     /// Worker threads, `None` = one per core.
     pub threads: Option<usize>,
 }
@@ -101,11 +125,68 @@ pub struct Keys {
     pub file: Option<PathBuf>,
 }
 
+/// What requests may ask of engines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Completions of one request (`n`, `best_of`).
+    pub max_completions: u32,
+    /// Log probabilities for each token.
+    pub max_logprobs: u32,
+    /// Generated tokens; more are clamped, none asked for becomes this. `None` = the engine's own limit.
+    pub max_tokens: Option<u32>,
+    /// `chat_template`.
+    pub allow_chat_template: bool,
+    /// `chat_template_kwargs`.
+    pub allow_template_arguments: bool,
+    /// Embeddings instead of a prompt or a medium.
+    pub allow_embeds: bool,
+    /// `kv_transfer_params` and the like.
+    pub allow_transfer_fields: bool,
+    /// `custom_logit_processor` and the like.
+    pub allow_logit_processors: bool,
+    /// Which media engines may be sent to fetch.
+    pub media: Media,
+    /// Media of one request.
+    pub max_media: u32,
+    /// Bytes of a regular expression.
+    pub max_regex_bytes: usize,
+    /// Bytes of a grammar or JSON schema.
+    pub max_grammar_bytes: usize,
+    /// Who reaches the paths with which engines are controlled.
+    pub engine_control: Control,
+}
+
+/// Which media engines may be sent to fetch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Media {
+    /// `data:` URLs, and `http(s)` URLs that name no private address.
+    #[default]
+    Public,
+    /// `data:` URLs.
+    Inline,
+    /// Everything.
+    Any,
+    /// Nothing.
+    None,
+}
+
+/// Who reaches the paths with which engines are controlled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Control {
+    /// Callers with the role `operate`; without keys nobody.
+    #[default]
+    Operators,
+    /// Everybody.
+    Everybody,
+    /// Nobody.
+    Nobody,
+}
+
 /// How workers are chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routing {
     /// Policy unless the model names its own.
-    pub policy: Policy,
+    pub policy: RoutingPolicy,
     /// Whether own placements count before events confirm them.
     pub own_placements: bool,
     /// Share of traffic that may be retried (0.1), besides what was in flight at a failed worker.
@@ -131,6 +212,12 @@ pub struct Upstream {
     pub total_timeout: Duration,
     /// Idle connections kept per worker.
     pub pool_size: usize,
+    /// Authorities that engines with TLS are trusted by, `None` = the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Certificate shown to engines with TLS.
+    pub certificate_file: Option<PathBuf>,
+    /// Its private key.
+    pub certificate_key_file: Option<PathBuf>,
 }
 
 /// Health checks and passive ejection.
@@ -175,14 +262,25 @@ pub struct Model {
     /// Jinja file that overrides the tokenizer's chat template.
     pub chat_template: Option<PathBuf>,
     /// Its own policy.
-    pub policy: Option<Policy>,
+    pub policy: Option<RoutingPolicy>,
+}
+
+/// One certificate of the clients' listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// PEM: certificate, then those between it and the authority.
+    pub chain_file: PathBuf,
+    /// PEM: its private key.
+    pub key_file: PathBuf,
 }
 
 /// One fixed worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// `http://host:port`.
+    /// `http://host:port`, or `https://…` for TLS.
     pub url: String,
+    /// Name its certificate must be for, `None` = the URL's host.
+    pub server_name: Option<String>,
     /// Model it serves, `None` = ask its `/v1/models`.
     pub model: Option<String>,
     /// Data-parallel ranks behind it, `None` = one, unnamed.
@@ -204,6 +302,8 @@ pub struct DnsPool {
     pub name: String,
     /// Port of every worker.
     pub port: u16,
+    /// Speak TLS; their certificates must be for the name.
+    pub tls: bool,
     /// Model they serve.
     pub model: Option<String>,
     /// Between two look-ups.
@@ -214,7 +314,8 @@ impl DnsPool {
     /// The worker behind one resolved address; what the pool does not say is asked of the engine.
     pub fn worker(&self, address: SocketAddr) -> Worker {
         Worker {
-            url: format!("http://{address}"),
+            url: format!("{}://{address}", if self.tls { "https" } else { "http" }),
+            server_name: self.tls.then(|| self.name.clone()),
             model: self.model.clone(),
             ranks: None,
             kv_events: None,

@@ -23,6 +23,7 @@ const fn key(path: &'static str, kind: Kind, fallback: Fallback, live: bool, mea
 #[rustfmt::skip]
 pub static KEYS: &[Key] = &[
     key("listen.address", Kind::Address, Is("0.0.0.0:8080"), RESTART, "Where clients connect."),
+    key("listen.trusted_proxies", Kind::Hosts, Absent("nobody"), RESTART, "Networks of proxies in front, whose X-Forwarded-* and Forwarded fields are believed and passed on; from anybody else they are dropped and set anew."),
     key("listen.max_connections", Kind::Count(1, 1_000_000), Is("20000"), RESTART, "Open client connections; more are closed at once."),
     key("listen.max_header_bytes", Kind::Size(KIB, MIB), Is("64KiB"), RESTART, "Bytes of one request head (431 beyond)."),
     key("listen.max_body_bytes", Kind::Size(KIB, 4 * GIB), Is("64MiB"), RESTART, "Bytes of one request body (413 beyond, without reading on)."),
@@ -32,11 +33,29 @@ pub static KEYS: &[Key] = &[
     key("listen.keepalive_timeout", Kind::Time(1, DAY), Is("75s"), RESTART, "Between two requests of one connection."),
     key("listen.write_timeout", Kind::Time(1, HOUR), Is("30s"), RESTART, "A client that takes no byte of its answer for so long is cut off."),
     key("listen.drain_timeout", Kind::Time(0, DAY), Is("60s"), RESTART, "How long streams may run on after SIGTERM."),
+    key("listen.handshake_timeout", Kind::Time(1, HOUR), Is("10s"), RESTART, "For a TLS handshake."),
+    key("listen.http2", Kind::Switch, Is("true"), RESTART, "Speak HTTP/2, by ALPN over TLS and by prior knowledge in the clear."),
+    key("listen.max_streams", Kind::Count(1, 10_000), Is("128"), RESTART, "Requests at once on one HTTP/2 connection; each counts as a connection too."),
+    key("listen.client_ca_file", Kind::Path, Absent("no certificate is asked for"), RESTART, "PEM with the authorities of clients' certificates."),
+    key("listen.client_certificate_required", Kind::Switch, Is("true"), RESTART, "Refuse clients without a certificate, where they are asked for one."),
     key("listen.threads", Kind::Count(1, 1024), Absent("one per core"), RESTART, "Threads that serve requests."),
-    key("admin.address", Kind::Address, Is("127.0.0.1:8081"), RESTART, "Where operators connect. Beyond loopback every request needs a key with the role operate, but for /healthz and /readyz."),
+    key("admin.address", Kind::Address, Is("127.0.0.1:8081"), RESTART, "Where operators connect. Beyond loopback every request needs a key with the role operate, but for /healthz and /readyz, and TLS is spoken where there are certificates."),
     key("admin.socket", Kind::Path, Absent("none"), RESTART, "Unix socket for operators beside the address, mode 0600: who may open it is asked for no key."),
     key("admin.allow_workers", Kind::Hosts, Is("loopback, private"), RESTART, "Hosts that POST /workers may name; a gateway that connects wherever it is told would be a way into every network it sees."),
     key("keys.file", Kind::Path, Absent("nobody is asked for a key"), RESTART, "API keys, one hash a line, written by `forebay key new`; read again when it changes."),
+    key("requests.max_completions", Kind::Count(1, 65_536), Is("128"), LIVE, "Completions of one request, by `n` or `best_of` (400 beyond): one request with a huge `n` has taken engines' memory."),
+    key("requests.max_logprobs", Kind::Count(0, 1_000_000), Is("20"), LIVE, "Log probabilities for each token (400 beyond, and for -1, the whole vocabulary): answers grow by as much. Engines' own default."),
+    key("requests.max_tokens", Kind::Count(1, 100_000_000), Absent("the engine's own"), LIVE, "Generated tokens: a larger `max_tokens` is lowered to this, and a request without any gets it."),
+    key("requests.allow_chat_template", Kind::Switch, Is("false"), LIVE, "Let requests bring a `chat_template`: a template is a program that the engine would run."),
+    key("requests.allow_template_arguments", Kind::Switch, Is("true"), LIVE, "Let requests set `chat_template_kwargs`, with which thinking is switched on and off; what would replace the template is refused with it."),
+    key("requests.allow_embeds", Kind::Switch, Is("false"), LIVE, "Let requests bring embeddings: engines load them as serialised tensors, which has corrupted their memory."),
+    key("requests.allow_transfer_fields", Kind::Switch, Is("false"), LIVE, "Let requests say where an engine takes KV blocks from: it would connect there."),
+    key("requests.allow_logit_processors", Kind::Switch, Is("false"), LIVE, "Let requests name code that processes logits: engines load it."),
+    key("requests.media", Kind::OneOf(&["public", "inline", "any", "none"]), Is("public"), LIVE, "Media that engines may be sent to fetch: `inline` data: URLs alone, `public` also http(s) URLs that name no private address. A name may still lead into a private network: only the engine's own rules or its network can keep it from there."),
+    key("requests.max_media", Kind::Count(0, 100_000), Is("128"), LIVE, "Media of one request: each is fetched, decoded and kept."),
+    key("requests.max_regex_bytes", Kind::Size(0, MIB), Is("16KiB"), LIVE, "Bytes of one regular expression: engines compile it while others wait."),
+    key("requests.max_grammar_bytes", Kind::Size(0, 64 * MIB), Is("256KiB"), LIVE, "Bytes of one grammar or JSON schema, for the same reason."),
+    key("requests.engine_control", Kind::OneOf(&["operators", "everybody", "nobody"]), Is("operators"), LIVE, "Who reaches the paths with which engines are controlled (flush a cache, sleep, load weights or adapters, profile): callers with the role operate, and without keys nobody."),
     key("routing.policy", Kind::Policy, Is("kv"), LIVE, "How a worker is chosen, unless the model names its own policy."),
     key("routing.own_placements", Kind::Switch, Is("true"), RESTART, "Whether a prefix counts as held where this gateway has just sent it, before the engine's event says so."),
     key("routing.retry_budget", Kind::Share, Is("0.1"), RESTART, "Share of traffic that may be retried, besides what was in flight at a failed worker."),
@@ -48,6 +67,9 @@ pub static KEYS: &[Key] = &[
     key("upstream.idle_timeout", Kind::Time(1, DAY), Is("2m"), RESTART, "Between two chunks of an answer."),
     key("upstream.total_timeout", Kind::Time(1, DAY), Is("1h"), RESTART, "For a whole exchange with an engine."),
     key("upstream.pool_size", Kind::Count(0, 65_536), Is("256"), RESTART, "Idle connections kept for each worker."),
+    key("upstream.ca_file", Kind::Path, Absent("the system's authorities"), RESTART, "PEM with the authorities by which engines with https:// are trusted; read again when it changes."),
+    key("upstream.certificate_file", Kind::Path, Absent("none"), RESTART, "PEM chain shown to engines that ask for a certificate; read again when it changes."),
+    key("upstream.certificate_key_file", Kind::Path, Absent("none"), RESTART, "Its private key."),
     key("health.interval", Kind::Time(10, HOUR), Is("5s"), RESTART, "Between two health checks of one worker."),
     key("health.timeout", Kind::Time(1, HOUR), Is("5s"), RESTART, "For one health check; some engines take more than a second to answer."),
     key("health.failures", Kind::Count(1, 1000), Is("3"), RESTART, "Failed checks in a row until a worker is down."),
@@ -64,7 +86,10 @@ pub static KEYS: &[Key] = &[
     key("models[].tokenizer", Kind::Path, Absent("ask the engine's /tokenize"), LIVE, "Folder with tokenizer.json and tokenizer_config.json."),
     key("models[].chat_template", Kind::Path, Absent("the tokenizer's own"), LIVE, "Jinja file used instead of the tokenizer's template."),
     key("models[].policy", Kind::Policy, Absent("routing.policy"), LIVE, "Policy of this model alone."),
-    key("workers[].url", Kind::Url, Required, LIVE, "Base URL of an engine."),
+    key("certificates[].chain_file", Kind::Path, Required, LIVE, "PEM chain of a certificate of the clients' listener, which speaks TLS once there is one. Read again when it changes. Clients get the one for the server name they ask for, else the first."),
+    key("certificates[].key_file", Kind::Path, Required, LIVE, "Its private key."),
+    key("workers[].url", Kind::Url, Required, LIVE, "Base URL of an engine; https:// for TLS."),
+    key("workers[].server_name", Kind::Name, Absent("the URL's host"), LIVE, "Name that its certificate must be for."),
     key("workers[].model", Kind::Name, Absent("ask its /v1/models"), LIVE, "Model it serves."),
     key("workers[].ranks", Kind::Count(1, 1024), Absent("one, unnamed"), LIVE, "Data-parallel ranks behind the URL."),
     key("workers[].kv_events", Kind::ZmqEndpoint, Absent("ask its /kv_event_sources"), LIVE, "Where it publishes KV events; rank r is at port + r."),
@@ -73,12 +98,13 @@ pub static KEYS: &[Key] = &[
     key("workers[].agent", Kind::HostPort, Absent("none"), LIVE, "Node agent beside the engine; reserved, not used yet."),
     key("dns[].name", Kind::Name, Required, LIVE, "Name whose every address is a worker."),
     key("dns[].port", Kind::Count(1, 65_535), Is("8000"), LIVE, "Port of every worker."),
+    key("dns[].tls", Kind::Switch, Is("false"), LIVE, "Speak TLS; the certificates must be for the name."),
     key("dns[].model", Kind::Name, Absent("ask its /v1/models"), LIVE, "Model they serve."),
     key("dns[].interval", Kind::Time(100, DAY), Is("5s"), LIVE, "Between two look-ups."),
 ];
 
 /// Lists of tables; every other section is a plain table.
-pub const LISTS: [&str; 3] = ["models", "workers", "dns"];
+pub const LISTS: [&str; 4] = ["models", "certificates", "workers", "dns"];
 
 /// The key at `path`.
 pub fn find(path: &str) -> Option<&'static Key> {

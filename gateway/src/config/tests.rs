@@ -184,7 +184,9 @@ fn every_key_is_read() {
 }
 
 /// Sections of the file by the struct that holds them.
-const SECTIONS: [(&str, &str); 11] = [
+const SECTIONS: [(&str, &str); 13] = [
+    ("Policy", "requests."),
+    ("Certificate", "certificates[]."),
     ("Admin", "admin."),
     ("Keys", "keys."),
     ("Listen", "listen."),

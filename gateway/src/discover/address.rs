@@ -1,9 +1,9 @@
-//! `http://host:port[@rank]` → what is needed to reach a worker.
+//! `http[s]://host:port[@rank]` → what is needed to reach a worker.
 
 /// A worker's URL taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerUrl {
-    /// `http://host:port`, without rank and trailing slash.
+    /// `http://host:port` or `https://host:port`, without rank and trailing slash.
     pub base: String,
     /// `host:port` as `Host` carries it; IPv6 in brackets.
     pub authority: String,
@@ -11,6 +11,8 @@ pub struct WorkerUrl {
     pub host: String,
     /// TCP port.
     pub port: u16,
+    /// Speaks TLS.
+    pub secure: bool,
     /// Data-parallel rank, where the URL names one.
     pub rank: Option<u16>,
 }
@@ -34,9 +36,8 @@ impl WorkerUrl {
     /// Takes `url` apart. The rank suffix goes first: to a URL parser `host:port@1` is a user and a password.
     pub fn parse(url: &str) -> Result<Self, UrlError> {
         let wrong = |reason| UrlError { url: url.to_owned(), reason };
-        let rest = match url.split_once("://") {
-            Some(("http", rest)) => rest,
-            Some(("https", _)) => return Err(wrong("TLS towards engines is not supported, write http://host:port")),
+        let (scheme, rest) = match url.split_once("://") {
+            Some((scheme @ ("http" | "https"), rest)) => (scheme, rest),
             _ => return Err(wrong("write http://host:port")),
         };
         let (place, rank) = match rest.rsplit_once('@') {
@@ -65,7 +66,8 @@ impl WorkerUrl {
             return Err(wrong("the host is neither a name nor an address, or the port is 0"));
         }
         Ok(Self {
-            base: format!("http://{authority}"),
+            base: format!("{scheme}://{authority}"),
+            secure: scheme == "https",
             authority: authority.to_owned(),
             host: host.to_owned(),
             port,
@@ -83,12 +85,13 @@ mod tests {
         let parts = |url: &str| WorkerUrl::parse(url).map(|u| (u.base, u.host, u.port, u.rank)).map_err(|e| e.reason);
         let ok = |base: &str, host: &str, port, rank| Ok((base.to_owned(), host.to_owned(), port, rank));
         assert_eq!(parts("http://gpu-1.lan:8000"), ok("http://gpu-1.lan:8000", "gpu-1.lan", 8000, None));
+        assert_eq!(parts("https://gpu-1:8443"), ok("https://gpu-1:8443", "gpu-1", 8443, None));
         assert_eq!(parts("http://gpu-1:8000/"), ok("http://gpu-1:8000", "gpu-1", 8000, None));
         assert_eq!(parts("http://10.0.0.1:80@3"), ok("http://10.0.0.1:80", "10.0.0.1", 80, Some(3)));
         assert_eq!(parts("http://[::1]:8000@0/"), ok("http://[::1]:8000", "::1", 8000, Some(0)));
         for bad in [
             "gpu:8000",
-            "https://gpu:8000",
+            "ftp://gpu:8000",
             "http://gpu",
             "http://gpu:0",
             "http://gpu:99999",

@@ -23,6 +23,7 @@ pub use address::{UrlError, WorkerUrl};
 
 use crate::clock::Clock;
 use crate::config::resolved::{DnsPool, Health, Worker};
+use crate::doors::Doors;
 use crate::fleet::Fleet;
 use crate::signal::cache_events::Feeds;
 use crate::signal::http::Peer;
@@ -93,6 +94,7 @@ struct Shared {
     health: Health,
     clock: Clock,
     introductions: Option<mpsc::Sender<Introduction>>,
+    doors: Arc<Doors>,
     dns_failures: IntCounterVec,
     tasks: TaskGroup,
     state: Mutex<State>,
@@ -110,6 +112,8 @@ pub struct Options {
     pub clock: Clock,
     /// Who wants to know when an engine has told who it is; never waited for.
     pub introductions: Option<mpsc::Sender<Introduction>>,
+    /// How engines with TLS are trusted.
+    pub doors: Arc<Doors>,
 }
 
 impl Discovery {
@@ -125,7 +129,7 @@ impl Discovery {
         );
         let dns_failures = IntCounterVec::new(opts, &["name"])?;
         registry.register(Box::new(dns_failures.clone()))?;
-        let Options { fleet, feeds, health, clock, introductions } = options;
+        let Options { fleet, feeds, health, clock, introductions, doors } = options;
         let tasks = tasks.child();
         Ok(Self {
             shared: Arc::new(Shared {
@@ -134,6 +138,7 @@ impl Discovery {
                 health,
                 clock,
                 introductions,
+                doors,
                 dns_failures,
                 tasks,
                 state: Mutex::default(),

@@ -3,6 +3,7 @@
 use super::probe::{self, Profile};
 use super::{Introduction, Shared, SiteStatus, WorkerUrl};
 use crate::config::resolved::Worker;
+use crate::doors::Towards;
 use crate::fleet::{Endpoint, Facts, Handle};
 use crate::signal::cache_events::{Attach, FeedSpec, for_rank};
 use crate::signal::engine::{self, Reading};
@@ -117,7 +118,9 @@ impl Site {
     async fn introduce(&mut self) -> Result<Peer, String> {
         let deadline = self.shared.health.timeout;
         let address = self.resolve(deadline).await?;
-        let peer = Peer { address, authority: self.address.authority.clone(), deadline, key: None };
+        let secure = self.server_name();
+        let towards = secure.clone().map(|name| Towards::new(self.shared.doors.clone(), name));
+        let peer = Peer { address, authority: self.address.authority.clone(), deadline, key: None, towards };
         let started_ms = self.shared.clock.now_ms();
         let profile = probe::probe(&peer, self.worker.model.as_deref()).await.map_err(|error| error.to_string())?;
         let ranks = self.ranks(&profile);
@@ -130,6 +133,7 @@ impl Site {
                 authority: peer.authority.clone(),
                 address,
                 rank: handle.rank,
+                secure: secure.clone(),
             };
             self.shared.fleet.locate(&handle, endpoint).await;
             if let Err(problem) = self.listen(&handle, &profile).await {
@@ -149,6 +153,12 @@ impl Site {
             let _ = introductions.try_send(introduction);
         }
         Ok(peer)
+    }
+
+    /// Name that the engine's certificate must be for; `None` in the clear.
+    fn server_name(&self) -> Option<Arc<str>> {
+        let name = self.worker.server_name.as_deref().unwrap_or(&self.address.host);
+        self.address.secure.then(|| name.into())
     }
 
     async fn resolve(&self, deadline: Duration) -> Result<SocketAddr, String> {
@@ -404,6 +414,7 @@ mod tests {
         };
         let worker = Worker {
             url: url.to_owned(),
+            server_name: None,
             model: None,
             ranks: None,
             kv_events: kv_events.map(str::to_owned),

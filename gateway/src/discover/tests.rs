@@ -93,7 +93,14 @@ fn rig() -> Rig {
     let fleet = Fleet::start(options, &registry, &tasks).expect("first registration");
     let feeds = Feeds::start(fleet.clone(), clock, &registry, &tasks).expect("starts");
     let (sender, introductions) = mpsc::channel(16);
-    let options = Options { fleet: fleet.clone(), feeds, health, clock, introductions: Some(sender) };
+    let options = Options {
+        fleet: fleet.clone(),
+        feeds,
+        health,
+        clock,
+        introductions: Some(sender),
+        doors: Arc::new(Doors::open()),
+    };
     let discovery = Discovery::start(options, &registry, &tasks).expect("first registration");
     Rig { fleet, discovery, tasks, introductions }
 }
@@ -101,6 +108,7 @@ fn rig() -> Rig {
 fn worker(url: &str) -> Worker {
     Worker {
         url: url.to_owned(),
+        server_name: None,
         model: None,
         ranks: None,
         kv_events: None,
@@ -245,6 +253,7 @@ async fn a_name_resolves_to_workers_and_a_failing_one_keeps_them() {
     let rig = rig();
     let engine = Canned::start(&rig.tasks, "m").await;
     let pool = |name: &str| DnsPool {
+        tls: false,
         name: name.into(),
         port: engine.port,
         model: None,

@@ -1,11 +1,12 @@
 //! One attempt: connection, request, response head, and the hold until commit.
 
-use super::connection::{Body, Connection};
+use super::connection::{Body, Connection, Place};
 use super::{Dispatcher, Exchange, Failure, Outbound};
+use crate::doors::Towards;
 use crate::error::{Fault, Halt};
 use crate::fleet::Endpoint;
 use crate::http1::{ResponseHead, request, response};
-use crate::stream::{self, Client, Interrupt, Progress, Reading, stopping};
+use crate::stream::{self, Client, Interrupt, Progress, Reading, Socket, stopping};
 use forebay_routing::Decision;
 use pingora_core::upstreams::peer::HttpPeer;
 use tokio::time::{Duration, Instant};
@@ -30,7 +31,7 @@ impl Dispatcher {
         let reservation = self.fleet.reserve(worker, prompt_tokens, decision.uncached_tokens, completions);
         let head = write_head(outbound, &endpoint);
         let mut race = Race { client, end };
-        let mut pooled = self.pool.take(&endpoint.address);
+        let mut pooled = self.pool.take(&Place::of(&endpoint));
         let sent = Instant::now();
         let (connection, head) = loop {
             let mut connection = match pooled.take() {
@@ -65,8 +66,14 @@ impl Dispatcher {
 
     async fn connect(&self, race: &mut Race<'_>, endpoint: &Endpoint) -> Result<Result<Connection, Failure>, Halt> {
         let peer = HttpPeer::new(endpoint.address, false, String::new());
-        match race.run(self.upstream.connect_timeout, self.transport.new_stream(&peer)).await? {
-            Some(Ok(io)) => Ok(Ok(Connection::new(io, endpoint.address))),
+        let work = async {
+            let stream = self.transport.new_stream(&peer).await.map_err(|error| error.to_string())?;
+            let Some(name) = endpoint.secure.clone() else { return Ok(Socket::Plain(stream)) };
+            let secured = Towards::new(self.doors.clone(), name).wrap(stream).await;
+            secured.map(|stream| Socket::Secure(Box::new(stream.into()))).map_err(|error| format!("TLS: {error}"))
+        };
+        match race.run(self.upstream.connect_timeout, work).await? {
+            Some(Ok(socket)) => Ok(Ok(Connection::new(socket, Place::of(endpoint)))),
             Some(Err(error)) => {
                 tracing::debug!(worker = %endpoint.url, %error, "connect failed");
                 Ok(Err(Failure::Unreachable))
@@ -130,6 +137,7 @@ fn write_head(outbound: &Outbound<'_>, endpoint: &Endpoint) -> Vec<u8> {
             rank: endpoint.rank,
             plain_answer: outbound.reading != Reading::Through,
             keep_key: outbound.keep_key,
+            origin: outbound.origin,
         },
         &mut out,
     );

@@ -1,15 +1,16 @@
 //! One connection to an engine: a request out, an answer in.
 
+use crate::fleet::Endpoint;
 use crate::http1::chunked::Decoder;
 use crate::http1::{Framing, Malformed};
-use crate::stream::poll_read_buf;
+use crate::stream::{Socket, poll_read_buf};
 use bytes::{Buf, Bytes, BytesMut};
-use pingora_core::protocols::Stream;
 use smallvec::SmallVec;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tokio::io::AsyncWrite;
 
@@ -18,19 +19,33 @@ const READ: usize = 16 * 1024;
 /// One read never asks for more, however long the body.
 const MAX_READ: usize = 256 * 1024;
 
+/// What connections that may stand for each other have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) address: SocketAddr,
+    /// Name in the certificate; `None` in the clear.
+    secure: Option<Arc<str>>,
+}
+
+impl Place {
+    pub(super) fn of(endpoint: &Endpoint) -> Self {
+        Self { address: endpoint.address, secure: endpoint.secure.clone() }
+    }
+}
+
 /// A connection to an engine.
 pub struct Connection {
-    io: Stream,
+    io: Socket,
     /// Bytes read and not yet used.
     pub input: BytesMut,
-    pub(super) address: SocketAddr,
+    pub(super) place: Place,
     /// It has served before, so it may turn out to be closed.
     pub(super) reused: bool,
 }
 
 impl Connection {
-    pub(super) fn new(io: Stream, address: SocketAddr) -> Self {
-        Self { io, input: BytesMut::new(), address, reused: false }
+    pub(super) fn new(io: Socket, place: Place) -> Self {
+        Self { io, input: BytesMut::new(), place, reused: false }
     }
 
     /// Still open, and the engine has sent nothing that nobody asked for. Costs no system call on a quiet socket.
@@ -65,7 +80,7 @@ impl Connection {
                     parts[first].advance(written);
                 }
             }
-            Poll::Ready(Ok(()))
+            if self.io.holds_back() { Pin::new(&mut self.io).poll_flush(cx) } else { Poll::Ready(Ok(())) }
         })
         .await
     }

@@ -33,8 +33,10 @@ pub(crate) use attempt::overdue;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::config::resolved::Upstream;
+use crate::doors::Doors;
 use crate::error::{Fault, Halt};
 use crate::fleet::{Endpoint, Feedback, Fleet, Reservation};
+use crate::http1::request::Origin;
 use crate::http1::{RequestHead, ResponseHead};
 use crate::limits::Share;
 use crate::stream::{Client, Progress, Reading};
@@ -54,6 +56,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// Everything that sending takes: connections to engines, deadlines, the retry budget.
 pub struct Dispatcher {
     fleet: Fleet,
+    doors: Arc<Doors>,
     upstream: Upstream,
     max_attempts: u32,
     transport: TransportConnector,
@@ -67,6 +70,8 @@ pub struct Outbound<'a> {
     pub head: &'a RequestHead,
     /// The client's key stays here.
     pub keep_key: bool,
+    /// Where it came from.
+    pub origin: Origin,
     /// The request's id.
     pub request_id: &'a str,
     /// Its body, edits applied.
@@ -108,9 +113,10 @@ pub struct Exchange {
 
 impl Dispatcher {
     /// No connections yet.
-    pub fn new(config: &Config, fleet: Fleet, clock: Clock) -> Self {
+    pub fn new(config: &Config, fleet: Fleet, doors: Arc<Doors>, clock: Clock) -> Self {
         Self {
             fleet,
+            doors,
             upstream: config.upstream.clone(),
             max_attempts: config.routing.max_attempts,
             transport: TransportConnector::new(None),

@@ -1,6 +1,6 @@
 //! Idle connections to engines, kept per address.
 
-use super::connection::Connection;
+use super::connection::{Connection, Place};
 use crate::clock::Clock;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ const MAX_IDLE_MS: u64 = 60_000;
 
 /// Bounded pools of idle connections.
 pub(super) struct Pool {
-    shards: [Mutex<HashMap<SocketAddr, VecDeque<Idle>>>; SHARDS],
+    shards: [Mutex<HashMap<Place, VecDeque<Idle>>>; SHARDS],
     per_worker: usize,
     clock: Clock,
 }
@@ -30,7 +30,7 @@ impl Pool {
         Self { shards: std::array::from_fn(|_| Mutex::default()), per_worker, clock }
     }
 
-    fn shard(&self, address: &SocketAddr) -> &Mutex<HashMap<SocketAddr, VecDeque<Idle>>> {
+    fn shard(&self, address: &SocketAddr) -> &Mutex<HashMap<Place, VecDeque<Idle>>> {
         let host = match address.ip() {
             IpAddr::V4(ip) => ip.to_bits() as usize,
             IpAddr::V6(ip) => ip.to_bits() as usize,
@@ -39,10 +39,10 @@ impl Pool {
     }
 
     /// The most recently used idle connection that is still open.
-    pub(super) fn take(&self, address: &SocketAddr) -> Option<Connection> {
+    pub(super) fn take(&self, place: &Place) -> Option<Connection> {
         let now_ms = self.clock.now_ms();
         loop {
-            let idle = self.shard(address).lock().get_mut(address)?.pop_back()?;
+            let idle = self.shard(&place.address).lock().get_mut(place)?.pop_back()?;
             let mut connection = idle.connection;
             if now_ms.saturating_sub(idle.since_ms) < MAX_IDLE_MS && connection.is_open() {
                 connection.reused = true;
@@ -53,10 +53,10 @@ impl Pool {
 
     /// Keeps a connection whose last answer was read to its end; beyond the bound the oldest goes.
     pub(super) fn put(&self, connection: Connection) {
-        let address = connection.address;
+        let place = connection.place.clone();
         let idle = Idle { connection, since_ms: self.clock.now_ms() };
-        let mut shard = self.shard(&address).lock();
-        let queue = shard.entry(address).or_default();
+        let mut shard = self.shard(&place.address).lock();
+        let queue = shard.entry(place).or_default();
         queue.push_back(idle);
         let surplus = (queue.len() > self.per_worker).then(|| queue.pop_front());
         drop(shard);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::time::{Duration, sleep, timeout};
 
 fn load(path: &Path) -> Doors {
-    let files = Files { keys: Some(path.to_owned()) };
+    let files = Files { keys: Some(path.to_owned()), ..Files::default() };
     let built = files.read().and_then(Built::of).expect("a good file");
     Doors::with(files, built)
 }

@@ -84,6 +84,8 @@ pub struct Endpoint {
     pub address: std::net::SocketAddr,
     /// Sent as `X-data-parallel-rank`.
     pub rank: Option<u16>,
+    /// Name that its certificate must be for; `None` in the clear.
+    pub secure: Option<Arc<str>>,
 }
 
 /// What a finished or failed exchange teaches the fleet.

@@ -41,8 +41,13 @@ impl Rig {
 
     async fn ready(&self, url: &str) -> Arc<Handle> {
         let handle = self.join(url).await;
-        let endpoint =
-            Endpoint { url: url.into(), authority: "h:1".into(), address: ([127, 0, 0, 1], 1).into(), rank: None };
+        let endpoint = Endpoint {
+            url: url.into(),
+            authority: "h:1".into(),
+            address: ([127, 0, 0, 1], 1).into(),
+            rank: None,
+            secure: None,
+        };
         self.fleet.locate(&handle, endpoint).await;
         self.fleet.checked(&handle, Ok(()), self.clock.now_ms()).await;
         self.settle().await;

@@ -36,6 +36,16 @@ pub enum Kind {
     Authorization,
     /// `x-api-key`.
     ApiKey,
+    /// `upgrade`.
+    Upgrade,
+    /// `content-encoding`.
+    ContentEncoding,
+    /// `x-forwarded-for`.
+    ForwardedFor,
+    /// Any other field in which a proxy says where a request came from.
+    Forwarded,
+    /// Steers some gateway or engine from inside a cluster; no client's to set.
+    Control,
 }
 
 /// One field line. Offsets index the head's bytes; a head is bounded far below 4 GiB.
@@ -72,8 +82,10 @@ impl Field {
                     | Kind::TransferEncoding
                     | Kind::Connection
                     | Kind::HopByHop
+                    | Kind::Upgrade
                     | Kind::Forebay
                     | Kind::Session
+                    | Kind::Control
             )
     }
 
@@ -87,7 +99,7 @@ impl Field {
 }
 
 /// Fields with a meaning, by the length of their names: a field costs one comparison, most cost none.
-const KNOWN: [&[(&[u8], Kind)]; 21] = [
+const KNOWN: [&[(&[u8], Kind)]; 28] = [
     &[],
     &[],
     &[(b"te", Kind::HopByHop)],
@@ -95,29 +107,59 @@ const KNOWN: [&[(&[u8], Kind)]; 21] = [
     &[(b"host", Kind::Host)],
     &[],
     &[(b"expect", Kind::Expect)],
-    &[(b"trailer", Kind::HopByHop), (b"upgrade", Kind::HopByHop)],
+    &[(b"trailer", Kind::HopByHop), (b"upgrade", Kind::Upgrade)],
     &[],
-    &[(b"x-api-key", Kind::ApiKey)],
+    &[(b"x-api-key", Kind::ApiKey), (b"x-real-ip", Kind::Forwarded), (b"forwarded", Kind::Forwarded)],
     &[(b"connection", Kind::Connection), (b"keep-alive", Kind::HopByHop)],
     &[],
     &[(b"content-type", Kind::ContentType), (b"x-request-id", Kind::RequestId)],
-    &[(b"authorization", Kind::Authorization)],
+    &[(b"authorization", Kind::Authorization), (b"x-slo-ttft-ms", Kind::Control), (b"x-slo-tpot-ms", Kind::Control)],
     &[(b"content-length", Kind::ContentLength)],
-    &[(b"accept-encoding", Kind::AcceptEncoding)],
-    &[(b"proxy-connection", Kind::HopByHop)],
-    &[(b"transfer-encoding", Kind::TransferEncoding), (b"x-forebay-session", Kind::Session)],
-    &[(b"proxy-authenticate", Kind::HopByHop)],
+    &[(b"accept-encoding", Kind::AcceptEncoding), (b"x-forwarded-for", Kind::ForwardedFor)],
+    &[
+        (b"content-encoding", Kind::ContentEncoding),
+        (b"proxy-connection", Kind::HopByHop),
+        (b"x-forwarded-host", Kind::Forwarded),
+        (b"x-forwarded-port", Kind::Forwarded),
+        (b"x-forwarded-user", Kind::Forwarded),
+    ],
+    &[
+        (b"transfer-encoding", Kind::TransferEncoding),
+        (b"x-forebay-session", Kind::Session),
+        (b"x-forwarded-proto", Kind::Forwarded),
+        (b"x-smg-routing-key", Kind::Control),
+    ],
+    &[(b"proxy-authenticate", Kind::HopByHop), (b"x-forwarded-prefix", Kind::Forwarded)],
     &[(b"proxy-authorization", Kind::HopByHop)],
-    &[(b"x-data-parallel-rank", Kind::Rank)],
+    &[(b"x-data-parallel-rank", Kind::Rank), (b"x-worker-instance-id", Kind::Control)],
+    &[
+        (b"x-prefiller-host-port", Kind::Control),
+        (b"x-prefill-instance-id", Kind::Control),
+        (b"x-encoder-hosts-ports", Kind::Control),
+    ],
+    &[],
+    &[],
+    &[],
+    &[(b"x-data-parallel-host-port", Kind::Control)],
+    &[],
+    &[(b"x-kv-cache-source-host-port", Kind::Control)],
 ];
+
+/// Families of fields by which the parts of an inference cluster steer each other.
+const CONTROL: [&[u8]; 6] =
+    [b"x-gateway-", b"x-llm-d-", b"x-dynamo-", b"x-smg-target-", b"x-inference-", b"x-kv-transfer-"];
 
 fn classify(name: &[u8]) -> Kind {
     let known = KNOWN.get(name.len()).copied().unwrap_or_default();
     if let Some((_, kind)) = known.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)) {
         return *kind;
     }
-    let ours = name.get(..10).is_some_and(|start| start.eq_ignore_ascii_case(b"x-forebay-"));
-    if ours { Kind::Forebay } else { Kind::Other }
+    let starts = |prefix: &[u8]| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
+    match name {
+        [b'x' | b'X', b'-', ..] if starts(b"x-forebay-") => Kind::Forebay,
+        [b'x' | b'X', b'-', ..] if CONTROL.iter().any(|prefix| starts(prefix)) => Kind::Control,
+        _ => Kind::Other,
+    }
 }
 
 /// What the framing fields of one head say.

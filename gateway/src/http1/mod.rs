@@ -6,7 +6,7 @@
 //! bytes ─ chunked::Decoder ─► payload slices
 //! ```
 //!
-//! pingora-core carries the sockets, listeners and (later) TLS; its own HTTP/1 session is not used, because the gateway
+//! pingora-core carries sockets and listeners, rustls TLS, h2 HTTP/2; pingora's own HTTP/1 session is not used, because the gateway
 //! promises what that session fixes otherwise: a configurable bound on the request head with 431, deadlines over a whole
 //! head or body instead of one read, refusal of `Content-Length` together with `Transfer-Encoding`, one write for a head
 //! and what follows it, header fields repeated in their order, and no header map built per message.

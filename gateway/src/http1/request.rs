@@ -3,7 +3,9 @@
 use super::fields::{self, Field, Fields, Kind};
 use super::{Framing, MAX_FIELDS, Malformed};
 use bytes::{Bytes, BytesMut};
+use std::io::Write as _;
 use std::mem::MaybeUninit;
+use std::net::IpAddr;
 use std::ops::Range;
 
 /// A parsed request head and the bytes it came in.
@@ -111,6 +113,11 @@ fn parse(raw: Bytes) -> Result<RequestHead, Malformed> {
         Some(field) if field.value(&raw).eq_ignore_ascii_case(b"100-continue") => !old,
         Some(_) => return Err(Malformed { status: 417, what: "only Expect: 100-continue is understood" }),
     };
+    // A switch to HTTP/2 may be ignored; whoever asks for a web socket cannot go on without one.
+    let wants = |field: &&Field| field.kind == Kind::Upgrade && !field.value(&raw).eq_ignore_ascii_case(b"h2c");
+    if fields.iter().find(wants).is_some_and(|field| !field.value(&raw).is_empty()) {
+        return Err(Malformed { status: 501, what: "connections are not upgraded here" });
+    }
     let framing = match (framed.chunked, framed.length) {
         (true, _) => Framing::Chunked,
         (false, Some(length)) if length > 0 => Framing::Length(length),
@@ -193,6 +200,7 @@ impl RequestHead {
             fields::write_decimal(length, out);
             out.extend_from_slice(b"\r\n");
         }
+        self.write_origin(&to.origin, out);
         out.extend_from_slice(b"x-request-id: ");
         out.extend_from_slice(to.request_id.as_bytes());
         if let Some(rank) = to.rank {
@@ -200,6 +208,37 @@ impl RequestHead {
             fields::write_decimal(u64::from(rank), out);
         }
         out.extend_from_slice(b"\r\n\r\n");
+    }
+}
+
+impl RequestHead {
+    /// Appends `x-forwarded-for`, the chain of a believed proxy continued, and `x-forwarded-proto` where none is passed on.
+    fn write_origin(&self, origin: &Origin, out: &mut Vec<u8>) {
+        let said =
+            |kind: Kind| self.fields.iter().filter(move |field| origin.trusted && field.kind == kind && !field.named);
+        let mut chain = said(Kind::ForwardedFor).peekable();
+        if chain.peek().is_some() || origin.address.is_some() {
+            out.extend_from_slice(b"x-forwarded-for: ");
+            let mut between: &[u8] = b"";
+            for field in chain {
+                out.extend_from_slice(between);
+                out.extend_from_slice(field.value(&self.raw));
+                between = b", ";
+            }
+            if let Some(address) = origin.address {
+                out.extend_from_slice(between);
+                // Writing to memory cannot fail.
+                let _ = write!(out, "{}", address.to_canonical());
+            }
+            out.extend_from_slice(b"\r\n");
+        }
+        let told = said(Kind::Forwarded).any(|field| field.name(&self.raw).eq_ignore_ascii_case(b"x-forwarded-proto"));
+        if !told && origin.address.is_some() {
+            let scheme: &[u8] = if origin.secure { b"https" } else { b"http" };
+            out.extend_from_slice(b"x-forwarded-proto: ");
+            out.extend_from_slice(scheme);
+            out.extend_from_slice(b"\r\n");
+        }
     }
 }
 
@@ -218,12 +257,27 @@ pub struct Upstream<'a> {
     pub plain_answer: bool,
     /// Drop the client's key: it is the gateway's to check, and no engine's to know.
     pub keep_key: bool,
+    /// Where the request came from.
+    pub origin: Origin,
+}
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The other end of the connection.
+    pub address: Option<IpAddr>,
+    /// It came over TLS.
+    pub secure: bool,
+    /// It is a proxy that is believed: what it says of its own client is passed on.
+    pub trusted: bool,
 }
 
 fn passes(field: &Field, to: &Upstream<'_>) -> bool {
     let stays = match field.kind {
         Kind::Host | Kind::Expect | Kind::RequestId | Kind::Rank => true,
         Kind::AcceptEncoding => to.plain_answer,
+        Kind::ForwardedFor => true,
+        Kind::Forwarded => !to.origin.trusted,
         Kind::Authorization | Kind::ApiKey => to.keep_key,
         _ => false,
     };

@@ -102,6 +102,12 @@ impl ResponseHead {
         self.fields.iter().map(|field| (field.name(&self.raw), field.value(&self.raw)))
     }
 
+    /// Fields that do not belong to one connection, in order.
+    pub fn passing(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let passing = self.fields.iter().filter(|field| !field.stays() || field.kind == Kind::Forebay);
+        passing.map(|field| (field.name(&self.raw), field.value(&self.raw)))
+    }
+
     /// `content-length` as announced, also where the framing says that no body follows.
     pub fn announced(&self) -> Option<u64> {
         let field = self.fields.iter().find(|field| field.kind == Kind::ContentLength)?;

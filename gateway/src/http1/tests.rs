@@ -1,6 +1,6 @@
 use super::chunked::{self, Decoder};
 use super::fields::Kind;
-use super::request::{self, Progress, RequestHead, Upstream};
+use super::request::{self, Origin, Progress, RequestHead, Upstream};
 use super::response::{self, Downstream};
 use super::{Framing, MAX_FIELDS, Malformed};
 use bytes::BytesMut;
@@ -20,7 +20,7 @@ fn status(fields: &str) -> u16 {
     head(fields).expect_err("refused").status
 }
 
-fn upstream(head: &RequestHead) -> String {
+fn upstream(head: &RequestHead, trusted: bool) -> String {
     let to = Upstream {
         authority: "10.0.0.1:8000",
         length: Some(5),
@@ -28,6 +28,7 @@ fn upstream(head: &RequestHead) -> String {
         rank: Some(3),
         plain_answer: true,
         keep_key: false,
+        origin: Origin { address: Some([192, 0, 2, 7].into()), secure: true, trusted },
     };
     let mut out = Vec::new();
     head.write_upstream(&to, &mut out);
@@ -116,11 +117,72 @@ fn what_belongs_to_one_connection_or_to_the_gateway_stays_here() {
     )
     .unwrap();
     assert_eq!(
-        upstream(&head),
+        upstream(&head, false),
         "POST /v1/x HTTP/1.1\r\nhost: 10.0.0.1:8000\r\nAuthorization: Bearer k\r\nX-Twice: 1\r\nx-twice: 2\r\n\
-         content-length: 5\r\nx-request-id: id-1\r\nx-data-parallel-rank: 3\r\n\r\n"
+         content-length: 5\r\nx-forwarded-for: 192.0.2.7\r\nx-forwarded-proto: https\r\nx-request-id: id-1\r\n\
+         x-data-parallel-rank: 3\r\n\r\n"
     );
     assert_eq!(head.value(Kind::Session), Some(&b"s"[..]));
+}
+
+#[test]
+fn only_a_believed_proxy_says_where_a_request_came_from() {
+    let head = head(
+        "X-Forwarded-For: 203.0.113.9\r\nx-forwarded-for: 10.0.0.1\r\nX-Forwarded-Proto: http\r\nForwarded: for=x\r\n\
+         X-Real-IP: 203.0.113.9\r\nX-Forwarded-Host: evil\r\n",
+    )
+    .unwrap();
+    let fields = |trusted| {
+        let text = upstream(&head, trusted);
+        text.lines()
+            .filter(|line| line.to_ascii_lowercase().contains("forward") || line.contains("Real"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(fields(false), ["x-forwarded-for: 192.0.2.7", "x-forwarded-proto: https"]);
+    assert_eq!(
+        fields(true),
+        [
+            "X-Forwarded-Proto: http",
+            "Forwarded: for=x",
+            "X-Real-IP: 203.0.113.9",
+            "X-Forwarded-Host: evil",
+            "x-forwarded-for: 203.0.113.9, 10.0.0.1, 192.0.2.7"
+        ]
+    );
+}
+
+#[test]
+fn fields_that_steer_clusters_from_inside_never_come_from_a_client() {
+    let all = [
+        "x-gateway-destination-endpoint",
+        "X-Gateway-Inference-Objective",
+        "x-llm-d-slo-ttft-ms",
+        "x-slo-ttft-ms",
+        "x-slo-tpot-ms",
+        "x-prefiller-host-port",
+        "x-encoder-hosts-ports",
+        "x-data-parallel-host-port",
+        "x-kv-cache-source-host-port",
+        "x-dynamo-instance",
+        "x-worker-instance-id",
+        "x-prefill-instance-id",
+        "x-smg-target-worker",
+        "x-smg-routing-key",
+        "x-data-parallel-rank",
+        "x-forebay-class",
+    ];
+    for name in all {
+        let text = upstream(&head(&format!("{name}: 10.9.9.9:1\r\nx-gate: stays\r\n")).unwrap(), true);
+        assert!(!text.contains("10.9.9.9"), "{text}");
+        assert!(text.contains("x-gate: stays"), "{text}");
+    }
+}
+
+#[test]
+fn upgrades_are_refused_but_for_the_one_that_may_be_ignored() {
+    assert_eq!(status("upgrade: websocket\r\nconnection: upgrade\r\n"), 501);
+    assert!(head("upgrade: h2c\r\nconnection: upgrade, http2-settings\r\nhttp2-settings: AA\r\n").is_ok());
 }
 
 fn answer(text: &str) -> Result<Option<response::ResponseHead>, Malformed> {

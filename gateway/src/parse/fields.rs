@@ -17,6 +17,8 @@ enum Kind {
     Object,
     TextOrArray,
     TextOrObject,
+    /// Whatever the engine makes of it.
+    Any,
 }
 
 impl Kind {
@@ -29,6 +31,7 @@ impl Kind {
             Self::Object => first == b'{',
             Self::TextOrArray => matches!(first, b'"' | b'['),
             Self::TextOrObject => matches!(first, b'"' | b'{'),
+            Self::Any => true,
         }
     }
 
@@ -41,6 +44,7 @@ impl Kind {
             Self::Object => "an object",
             Self::TextOrArray => "a string or an array",
             Self::TextOrObject => "a string or an object",
+            Self::Any => "a value",
         }
     }
 }
@@ -59,6 +63,27 @@ const COMMON: &[(&str, Kind)] = &[
     ("add_special_tokens", Kind::Flag),
     ("truncate_prompt_tokens", Kind::Integer),
     ("kv_transfer_params", Kind::Object),
+    ("best_of", Kind::Any),
+    ("logprobs", Kind::Any),
+    ("top_logprobs", Kind::Any),
+    ("prompt_logprobs", Kind::Any),
+    ("response_format", Kind::Any),
+    ("structured_outputs", Kind::Any),
+    ("guided_regex", Kind::Any),
+    ("guided_grammar", Kind::Any),
+    ("guided_json", Kind::Any),
+    ("guided_choice", Kind::Any),
+    ("structural_tag", Kind::Any),
+    ("regex", Kind::Any),
+    ("ebnf", Kind::Any),
+    ("json_schema", Kind::Any),
+    ("custom_logit_processor", Kind::Any),
+    ("logits_processors", Kind::Any),
+    ("input_embeds", Kind::Any),
+    ("ec_transfer_params", Kind::Any),
+    ("bootstrap_host", Kind::Any),
+    ("bootstrap_port", Kind::Any),
+    ("bootstrap_room", Kind::Any),
 ];
 
 /// Known in chat only.
@@ -147,8 +172,10 @@ impl Scan<'_> {
             Cow::Borrowed(raw)
         };
         scanner.take_lone_surrogate();
+        scanner.take_watched();
         let span = scanner.value().map_err(not_json)?;
         let lone = scanner.take_lone_surrogate();
+        let watched = scanner.take_watched();
         let Some((index, name, kind)) = self.parsed.dialect.field(&key) else {
             return Ok(());
         };
@@ -170,6 +197,11 @@ impl Scan<'_> {
         if !kind.accepts(first) {
             return Err(wrong_type(name, kind.name()));
         }
+        if kind == Kind::Any {
+            self.parsed.guarded.push((name, span));
+            return Ok(());
+        }
+        self.parsed.has_media |= watched && name == "messages";
         self.record(name, kind, span)
     }
 
@@ -179,8 +211,8 @@ impl Scan<'_> {
             "model" => self.parsed.model = self.string(&span)?,
             "stream" => self.parsed.stream = self.body[span.start] == b't',
             "stream_options" => self.stream_options(span)?,
-            "max_tokens" => self.parsed.max_tokens = Some(self.unsigned(name, &span)?),
-            "max_completion_tokens" => self.newer_limit = Some(self.unsigned(name, &span)?),
+            "max_tokens" => self.parsed.max_tokens = Some(self.token_limit(name, span)?),
+            "max_completion_tokens" => self.newer_limit = Some(self.token_limit(name, span)?),
             "n" => {
                 self.parsed.n = self.unsigned(name, &span)?;
                 if self.parsed.n == 0 {
@@ -260,6 +292,12 @@ impl Scan<'_> {
         u32::try_from(self.integer(name, span)?).map_err(|_| {
             fault("invalid_field", format!("`{name}` must be between 0 and {}", u32::MAX)).with_param(name)
         })
+    }
+
+    fn token_limit(&mut self, name: &'static str, span: Range<usize>) -> Result<u32, Fault> {
+        let limit = self.unsigned(name, &span)?;
+        self.parsed.token_limits.push((limit, span));
+        Ok(limit)
     }
 
     /// Checks what only the whole body can tell.

@@ -14,6 +14,7 @@
 //! no recursion and no allocation that grows with the body, so hostile nesting costs nothing.
 
 mod fields;
+mod policy;
 mod scan;
 mod splice;
 #[cfg(test)]
@@ -71,6 +72,14 @@ pub struct Parsed {
     pub stream_options: Option<Range<usize>>,
     /// Value of `stream_options.include_usage`, where present.
     include_usage_value: Option<Range<usize>>,
+    /// Fields that the request policy looks at, by name.
+    guarded: Vec<(&'static str, Range<usize>)>,
+    /// `max_tokens` and `max_completion_tokens`, as far as they were there.
+    token_limits: Vec<(u32, Range<usize>)>,
+    /// The messages have a key that may name something to fetch or to load.
+    has_media: bool,
+    /// What the policy replaces (an empty range: inserts).
+    edits: Vec<(Range<usize>, Bytes)>,
     /// Offset of the brace that closes the body's object.
     close: usize,
 }
@@ -106,6 +115,10 @@ impl Parsed {
             template_fields: Vec::new(),
             stream_options: None,
             include_usage_value: None,
+            guarded: Vec::new(),
+            token_limits: Vec::new(),
+            has_media: false,
+            edits: Vec::new(),
             close: 0,
         }
     }
@@ -116,7 +129,7 @@ impl Parsed {
     }
 
     /// The body to send upstream: the client's bytes, with `stream_options.include_usage: true` spliced in for a
-    /// stream whose client did not ask for usage. Slices share the body; nothing of it is copied.
+    /// stream whose client did not ask for usage, and what the policy clamps. Slices share the body; nothing of it is copied.
     pub fn upstream_body(&self) -> Vec<Bytes> {
         splice::upstream_body(self)
     }

@@ -34,6 +34,8 @@ pub(crate) struct Scanner<'a> {
     at: usize,
     depth: u32,
     lone_surrogate: Option<usize>,
+    /// A nested key was met that may name something to fetch or to load, or that is written in escapes.
+    watched: bool,
     /// Whether strings may hold control characters: there are some, and nobody has looked yet.
     has_controls: bool,
 }
@@ -46,7 +48,7 @@ impl<'a> Scanner<'a> {
 
     /// Starts within what a scanner has found valid before.
     pub(crate) fn again(bytes: &'a [u8], at: usize, depth: u32) -> Self {
-        Self { bytes, at, depth, lone_surrogate: None, has_controls: false }
+        Self { bytes, at, depth, lone_surrogate: None, watched: false, has_controls: false }
     }
 
     /// Where it stands.
@@ -57,6 +59,11 @@ impl<'a> Scanner<'a> {
     /// The first `\ud800`-like escape without its other half since the last call, which no UTF-8 text can hold.
     pub(crate) fn take_lone_surrogate(&mut self) -> Option<usize> {
         self.lone_surrogate.take()
+    }
+
+    /// Whether a nested key ended in `_url` or `_embeds`, or might, since the last call.
+    pub(crate) fn take_watched(&mut self) -> bool {
+        std::mem::take(&mut self.watched)
     }
 
     /// The next byte, not consumed.
@@ -110,7 +117,7 @@ impl<'a> Scanner<'a> {
                     self.skip_space();
                     if !self.take(if object { b'}' } else { b']' }) {
                         if object {
-                            self.key()?;
+                            self.nested_key()?;
                         }
                         continue;
                     }
@@ -135,7 +142,7 @@ impl<'a> Scanner<'a> {
             if self.take(b',') {
                 self.skip_space();
                 if object {
-                    self.key()?;
+                    self.nested_key()?;
                 }
                 return Ok(());
             }
@@ -181,6 +188,13 @@ impl<'a> Scanner<'a> {
         self.expect(b':', "expected ':'")?;
         self.skip_space();
         Ok(key)
+    }
+
+    fn nested_key(&mut self) -> Result<(), Broken> {
+        let key = self.key()?;
+        let name = &self.bytes[key.inner];
+        self.watched |= key.escaped || name.ends_with(b"_url") || name.ends_with(b"_embeds");
+        Ok(())
     }
 
     fn literal(&mut self, word: &'static [u8]) -> Result<(), Broken> {

@@ -12,11 +12,21 @@ const TRUE: &[u8] = b"true";
 
 /// See [`Parsed::upstream_body`].
 pub(super) fn upstream_body(parsed: &Parsed) -> Vec<Bytes> {
-    if !parsed.wants_usage_stripped() {
-        return vec![parsed.body.clone()];
+    let mut edits = parsed.edits.clone();
+    if parsed.wants_usage_stripped() {
+        let (replaced, new) = edit(parsed);
+        edits.push((replaced, Bytes::from_static(new)));
     }
-    let (replaced, new) = edit(parsed);
-    vec![parsed.body.slice(..replaced.start), Bytes::from_static(new), parsed.body.slice(replaced.end..)]
+    // Stable: of two insertions at one place the first stays first.
+    edits.sort_by_key(|(replaced, _)| replaced.start);
+    let mut parts = Vec::with_capacity(2 * edits.len() + 1);
+    let mut from = 0;
+    for (replaced, new) in edits {
+        parts.extend([parsed.body.slice(from..replaced.start), new]);
+        from = replaced.end;
+    }
+    parts.push(parsed.body.slice(from..));
+    parts
 }
 
 /// The bytes to replace (none: insert) and what stands there instead.

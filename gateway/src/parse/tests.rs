@@ -299,7 +299,9 @@ proptest! {
         bytes[at] = byte;
         let theirs = serde_json::from_slice::<serde_json::Value>(&bytes);
         let range = theirs.as_ref().err().is_some_and(|e| e.to_string().contains("number out of range"));
-        prop_assert_eq!(valid(&bytes), theirs.is_ok() || range);
+        // It gives up at such a number and leaves what follows unread.
+        prop_assume!(!range);
+        prop_assert_eq!(valid(&bytes), theirs.is_ok());
     }
 
     #[test]

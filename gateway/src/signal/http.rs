@@ -3,12 +3,14 @@
 //! One connection per question (they come seconds apart, and a fresh connection proves that the engine still accepts),
 //! one deadline over all of it, a bounded body. Requests of clients never pass here.
 
+use crate::doors::Towards;
 use bytes::{Bytes, BytesMut};
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use std::net::SocketAddr;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::Duration;
 
@@ -26,6 +28,8 @@ pub struct Peer {
     pub deadline: Duration,
     /// Sent as `Authorization: Bearer`.
     pub key: Option<Secret>,
+    /// How to speak TLS with it; `None` in the clear.
+    pub towards: Option<Towards>,
 }
 
 /// Text that no log shows.
@@ -105,6 +109,20 @@ impl Peer {
         let connect = |source| AskError::Connect { address: self.address, source };
         let stream = TcpStream::connect(self.address).await.map_err(connect)?;
         stream.set_nodelay(true).map_err(connect)?;
+        match &self.towards {
+            None => self.converse(stream, method, path, body).await,
+            Some(towards) => {
+                let stream = towards.wrap(stream).await.map_err(|error| broken(format!("TLS: {error}")))?;
+                self.converse(stream, method, path, body).await
+            }
+        }
+    }
+
+    async fn converse<S>(&self, stream: S, method: Method, path: &str, body: Bytes) -> Result<Answer, AskError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let broken = |reason: String| AskError::Protocol { path: path.to_owned(), reason };
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(e.to_string()))?;
         let mut request = Request::builder()

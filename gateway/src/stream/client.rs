@@ -2,8 +2,8 @@
 
 use super::deadline::Deadline;
 use super::drain::Drain;
+use super::socket::{Peer, Socket};
 use bytes::{Buf, BytesMut};
-use pingora_core::protocols::Stream;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
@@ -17,6 +17,8 @@ const PROBE: usize = 64;
 /// Bytes of following requests that a client may send while one is being served; then it is no longer read from (and
 /// its leaving is seen only when writing).
 const MAX_PIPELINED: usize = 64 * 1024;
+/// With these bytes every HTTP/2 connection begins.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// A connection that ends with unread input is drained so much and so long, so that the answer outruns the reset.
 const LINGER_BYTES: usize = 256 * 1024;
 const LINGER_FOR: Duration = Duration::from_millis(500);
@@ -34,7 +36,9 @@ pub enum Interrupt {
 
 /// A client's connection.
 pub struct Client {
-    io: Stream,
+    io: Socket,
+    /// Who it is.
+    pub peer: Peer,
     /// Bytes read and not yet used.
     pub input: BytesMut,
     /// The connection's only timer.
@@ -45,9 +49,10 @@ pub struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(io: Stream, drain: Drain, idle: Duration, write_timeout: Duration) -> Self {
+    pub(crate) fn new(io: Socket, drain: Drain, idle: Duration, write_timeout: Duration) -> Self {
         let deadline = Deadline::new(idle);
-        Self { io, input: BytesMut::with_capacity(READ), deadline, drain, write_timeout, gone: false }
+        let peer = io.peer();
+        Self { io, peer, input: BytesMut::with_capacity(READ), deadline, drain, write_timeout, gone: false }
     }
 
     /// Reads more into `input`, of which at least `room` bytes are free. `Ok(0)` is the end.
@@ -159,9 +164,53 @@ impl Client {
                     }
                 }
             }
+            // TLS and HTTP/2 may hold back what they took; a plain socket does not, and is spared the call.
+            if self.io.holds_back() {
+                match Pin::new(&mut self.io).poll_flush(cx) {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(_)) => {
+                        self.gone = true;
+                        return Poll::Ready(Err(Interrupt::Gone));
+                    }
+                    Poll::Pending => {
+                        if !std::mem::replace(&mut waiting, true) {
+                            self.deadline.set(Instant::now() + self.write_timeout);
+                        }
+                        return self.poll_clock(cx).map(Err);
+                    }
+                }
+            }
             Poll::Ready(Ok(()))
         })
         .await
+    }
+
+    /// Whether the client starts as HTTP/2 does. What was read stays to be read.
+    pub(crate) async fn speaks_http2(&mut self, header_timeout: Duration) -> bool {
+        loop {
+            let known = self.input.len().min(HTTP2_PREFACE.len());
+            if self.input[..known] != HTTP2_PREFACE[..known] {
+                return false;
+            }
+            if known == HTTP2_PREFACE.len() {
+                return true;
+            }
+            if known == 0 {
+                if !self.wait_for_request().await {
+                    return false;
+                }
+                continue;
+            }
+            self.deadline.set(Instant::now() + header_timeout);
+            if self.read_input().await.is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// The byte stream, and what was read of it already.
+    pub(crate) fn into_parts(self) -> (bytes::Bytes, Socket, Drain) {
+        (self.input.freeze(), self.io, self.drain)
     }
 
     /// Ends the connection so that what was written reaches the client even if it is still sending.
@@ -197,7 +246,7 @@ impl Client {
 }
 
 /// Reads once into the spare room of `buf`.
-pub(crate) fn poll_read_buf(io: &mut Stream, buf: &mut BytesMut, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
+pub(crate) fn poll_read_buf(io: &mut Socket, buf: &mut BytesMut, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
     // `read_buf` gives the spare capacity to the socket without clearing it first; polled to its end here, since a
     // read that is pending has read nothing.
     let mut read = pin!(io.read_buf(buf));
@@ -205,7 +254,7 @@ pub(crate) fn poll_read_buf(io: &mut Stream, buf: &mut BytesMut, cx: &mut Contex
 }
 
 /// Writes `head` and `body` with one call.
-fn poll_write_two(io: &mut Stream, head: &[u8], body: &[u8], cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
+fn poll_write_two(io: &mut Socket, head: &[u8], body: &[u8], cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
     if body.is_empty() {
         Pin::new(io).poll_write(cx, head)
     } else if head.is_empty() {

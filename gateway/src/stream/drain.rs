@@ -33,6 +33,15 @@ impl Stages {
     }
 }
 
+/// How far stopping has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Nothing new is taken.
+    Started,
+    /// What still runs is cut.
+    Over,
+}
+
 /// One connection's registration with both stages, made once: polling it again costs a comparison of wakers.
 pub(crate) struct Drain {
     started: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -43,6 +52,17 @@ pub(crate) struct Drain {
 impl Drain {
     pub(super) fn has_started(&self) -> bool {
         self.has_started.is_cancelled()
+    }
+
+    /// Waits for the next stage; one that `has_stopped` taking requests knows of the first.
+    pub(crate) async fn next(&mut self, has_stopped: bool) -> Stage {
+        std::future::poll_fn(|cx| {
+            if self.poll_over(cx).is_ready() {
+                return Poll::Ready(Stage::Over);
+            }
+            if has_stopped { Poll::Pending } else { self.poll_started(cx).map(|()| Stage::Started) }
+        })
+        .await
     }
 
     pub(super) fn poll_started(&mut self, cx: &mut Context<'_>) -> Poll<()> {

@@ -21,7 +21,9 @@ mod deadline;
 mod drain;
 mod events;
 mod hold;
+mod http2;
 mod relay;
+mod socket;
 mod usage;
 
 pub use client::{Client, Interrupt};
@@ -29,11 +31,13 @@ pub use deadline::Deadline;
 pub use drain::Stages;
 pub use events::Events;
 pub use hold::hold;
+pub use http2::{Endings, Pipe};
 pub use relay::{End, relay};
+pub use socket::{Peer, Rewound, Socket};
 pub use usage::Usage;
 
 pub(crate) use client::poll_read_buf;
-pub(crate) use drain::stopping;
+pub(crate) use drain::{Drain, Stage, stopping};
 
 use crate::http1::ResponseHead;
 use tokio::time::Instant;

@@ -1,13 +1,14 @@
 //! An engine's `/tokenize`: the source of ids where there is no local tokenizer, and the judge of those there are.
 
 use super::TextReason;
+use super::connect::Connector;
+use crate::doors::Towards;
 use crate::parse::{Dialect, Parsed, Scanner};
 use crate::tasks::TaskGroup;
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use std::future::Future;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -59,7 +60,8 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Connect
 
 /// Asks engines.
 pub(crate) struct EngineClient {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
+    connector: Connector,
     permits: Semaphore,
     connections: TaskGroup,
 }
@@ -74,14 +76,18 @@ impl EngineClient {
     /// A client without connections.
     pub(crate) fn new() -> Self {
         let connections = TaskGroup::new();
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
+        let connector = Connector::new();
         let client = Client::builder(Connections(connections.clone()))
             .pool_idle_timeout(IDLE)
             .pool_timer(hyper_util::rt::TokioTimer::new())
             .pool_max_idle_per_host(4)
-            .build(connector);
-        Self { client, permits: Semaphore::new(MAX_IN_FLIGHT), connections }
+            .build(connector.clone());
+        Self { client, connector, permits: Semaphore::new(MAX_IN_FLIGHT), connections }
+    }
+
+    /// How TLS is spoken with the engine at `base_url`.
+    pub(crate) fn secure(&self, base_url: &str, towards: Towards) {
+        self.connector.secure(base_url, towards);
     }
 
     /// The ids that the engine at `base_url` makes of `parsed`.

@@ -15,6 +15,7 @@
 //! - a caller gets its answer by its deadline: short prompts are encoded where they stand, long ones in a bounded pool;
 //! - a missing or broken tokenizer degrades its model, not the gateway.
 
+mod connect;
 mod content;
 mod cuts;
 mod encoder;
@@ -38,6 +39,7 @@ pub use parity::{Difference, ParityReport};
 pub use sources::{ModelStatus, Source};
 
 use crate::config::resolved;
+use crate::doors::Towards;
 use crate::error::Fault;
 use crate::parse::Parsed;
 use encoder::{EncodeError, Encoder, Plan};
@@ -130,6 +132,11 @@ impl Tokenizers {
     /// Takes over a new configuration; tokenizers whose files are named as before are kept. Blocks while it loads.
     pub fn reload(&self, models: &[resolved::Model]) {
         self.sources.reload(models);
+    }
+
+    /// How TLS is spoken with the engine at `base_url`.
+    pub fn secure_engine(&self, base_url: &str, towards: Towards) {
+        self.client.secure(base_url, towards);
     }
 
     /// The engines that serve `model`, to be asked when it has no local tokenizer.

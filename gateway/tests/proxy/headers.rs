@@ -97,3 +97,48 @@ async fn models_and_health_are_answered_here_and_other_paths_by_an_engine() {
     assert_eq!(client.answer().await.text(), "POST /v1/embeddings HTTP/1.1");
     assert_eq!(engine.seen()[2].body, b"raw bytes");
 }
+
+#[tokio::test]
+async fn engines_learn_where_a_request_came_from_and_clients_cannot_lie_about_it() {
+    let engine = Engine::start(|_| vec![write(json(200, "{}"))]).await;
+    let networks = forebay::config::networks::Hosts::parse;
+    for (trusted, expected) in [("10.0.0.0/8", "127.0.0.1"), ("127.0.0.0/8", "203.0.113.9, 127.0.0.1")] {
+        let rig = Rig::with(&[&engine], |config| config.listen.trusted_proxies = networks(trusted).unwrap()).await;
+        let mut client = rig.client().await;
+        let lie = "host: gateway\r\nx-forwarded-for: 203.0.113.9\r\nx-forwarded-proto: https\r\nx-llm-d-x: 1\r\n";
+        client.send(post("/v1/chat/completions", CHAT).replace("host: gateway\r\n", lie)).await;
+        assert_eq!(client.answer().await.status, 200);
+        let seen = engine.seen().pop().unwrap();
+        assert_eq!(seen.field("x-forwarded-for"), Some(expected));
+        let scheme = if expected.len() > 10 { "https" } else { "http" };
+        assert_eq!(seen.field("x-forwarded-proto"), Some(scheme));
+        assert_eq!(seen.head.matches("x-forwarded-").count(), 2);
+        assert_eq!(seen.field("x-llm-d-x"), None);
+    }
+}
+
+#[tokio::test]
+async fn compressed_prompts_upgrades_and_engines_levers_are_refused() {
+    let engine = Engine::start(|_| vec![write(json(200, "{}"))]).await;
+    let rig = Rig::start(&[&engine]).await;
+    let chat = post("/v1/chat/completions", CHAT);
+    let cases = [
+        (chat.replace("host:", "content-encoding: gzip\r\nhost:"), 415, "encoded_body"),
+        (chat.replace("host:", "connection: upgrade\r\nupgrade: websocket\r\nhost:"), 501, "not_implemented"),
+        (post("/flush_cache", ""), 403, "engine_control"),
+        (post("/v1/load_lora_adapter", "{}"), 403, "engine_control"),
+    ];
+    for (request, status, code) in cases {
+        let mut client = rig.client().await;
+        client.send(request).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.field("x-forebay-error")), (status, Some(code)));
+        answer.error();
+    }
+    assert!(engine.seen().is_empty());
+    let mut client = rig.client().await;
+    client
+        .send(chat.replace("host:", "content-encoding: identity\r\nconnection: upgrade\r\nupgrade: h2c\r\nhost:"))
+        .await;
+    assert_eq!(client.answer().await.status, 200);
+}

@@ -15,4 +15,5 @@ mod headers;
 mod limits;
 mod retry;
 mod rig;
+mod secure;
 mod streams;

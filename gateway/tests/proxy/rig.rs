@@ -4,9 +4,9 @@ use crate::client::Client;
 use crate::engine::Engine;
 use forebay::accept::{Drained, Ingress};
 use forebay::clock::Clock;
-use forebay::config::Config;
 use forebay::config::networks::Hosts;
 use forebay::config::resolved::{AccessLog, Admin, Health, Keys, Listen, Routing, Tokenize, Upstream, Worker};
+use forebay::config::{Config, resolved};
 use forebay::discover::{self, Discovery};
 use forebay::doors::Doors;
 use forebay::fleet::{self, Fleet};
@@ -37,6 +37,7 @@ pub fn config() -> Config {
     Config {
         listen: Listen {
             address: "127.0.0.1:0".parse().unwrap(),
+            trusted_proxies: Hosts::default(),
             max_connections: 1_000,
             max_header_bytes: 16 * 1024,
             max_body_bytes: 8 << 20,
@@ -46,6 +47,11 @@ pub fn config() -> Config {
             keepalive_timeout: long,
             write_timeout: long,
             drain_timeout: long,
+            handshake_timeout: long,
+            http2: true,
+            max_streams: 100,
+            client_ca_file: None,
+            client_certificate_required: true,
             threads: None,
         },
         routing: Routing {
@@ -62,6 +68,9 @@ pub fn config() -> Config {
             idle_timeout: long,
             total_timeout: long,
             pool_size: 64,
+            ca_file: None,
+            certificate_file: None,
+            certificate_key_file: None,
         },
         health: Health {
             interval: Duration::from_millis(100),
@@ -73,12 +82,20 @@ pub fn config() -> Config {
         },
         tokenize: Tokenize { threads: Some(1), max_queue: 16, deadline: long, memo_bytes: 1 << 20, parity_sample: 0.0 },
         models: Vec::new(),
+        certificates: Vec::new(),
         workers: Vec::new(),
         dns: Vec::new(),
         access_log: AccessLog::Off,
         admin: Admin { address: "127.0.0.1:0".parse().unwrap(), socket: None, allow_workers: Hosts::default() },
         keys: Keys::default(),
+        requests: policy(),
     }
+}
+
+/// As without a configuration.
+fn policy() -> resolved::Policy {
+    let sources = forebay::config::Sources::default();
+    sources.resolve(None).unwrap().config.requests
 }
 
 impl Rig {
@@ -98,16 +115,17 @@ impl Rig {
             clock,
         };
         let fleet = Fleet::start(options, &registry, &tasks).unwrap();
+        let doors = Arc::new(Doors::load(&config).unwrap());
         let options = discover::Options {
             fleet: fleet.clone(),
             feeds: Feeds::start(fleet.clone(), clock, &registry, &tasks).unwrap(),
             health: config.health.clone(),
             clock,
             introductions: None,
+            doors: doors.clone(),
         };
         let discovery = Discovery::start(options, &registry, &tasks).unwrap();
         let tokenizers = Tokenizers::new(&config.tokenize, &config.models, &registry).unwrap();
-        let doors = Arc::new(Doors::load(&config).unwrap());
         let observer = Observer::new(None).unwrap();
         let gateway = Gateway::new(Arc::new(config), fleet, Arc::new(tokenizers), observer, doors, clock);
         let ingress = Ingress::start(gateway.clone(), &tasks).unwrap();
@@ -122,6 +140,7 @@ impl Rig {
     pub fn add(&self, url: &str) {
         let worker = Worker {
             url: url.to_owned(),
+            server_name: None,
             model: None,
             ranks: None,
             kv_events: None,
@@ -130,6 +149,11 @@ impl Rig {
             agent: None,
         };
         self.discovery.add(worker).unwrap();
+    }
+
+    /// What discovery says of every engine.
+    pub fn sites(&self) -> Vec<discover::SiteStatus> {
+        self.discovery.sites()
     }
 
     pub async fn wait_ready(&self, count: usize) {

@@ -224,8 +224,13 @@ fn fleet(clock: Clock, registry: &prometheus::Registry, tasks: &TaskGroup) -> Fl
 async fn join(fleet: &Fleet, url: &str) -> Arc<Handle> {
     let key = WorkerKey { model: "m".into(), url: url.into(), rank: None };
     let handle = fleet.join(key, None, Arc::default()).await.expect("room");
-    let endpoint =
-        Endpoint { url: url.into(), authority: "h:1".into(), address: ([127, 0, 0, 1], 1).into(), rank: None };
+    let endpoint = Endpoint {
+        url: url.into(),
+        authority: "h:1".into(),
+        address: ([127, 0, 0, 1], 1).into(),
+        rank: None,
+        secure: None,
+    };
     fleet.locate(&handle, endpoint).await;
     handle
 }
