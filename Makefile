@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
 CARGO := cargo
 LOCKED := --locked
 
-.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference ci bench-proxy test-vllm
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference ci bench-proxy model-index test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ ci: setup ## Everything that CI runs; its last lines are the test summary
 
 fuzz: ## Every fuzz target for EACH=120 seconds; needs the nightly toolchain
 	fuzz/run.sh
+
+model-index: ## The prefix index beside a plain model, 1.6 million random operations, and what takes too long unoptimised
+	$(CARGO) test $(LOCKED) --release -p forebay-routing --lib --tests -- --include-ignored --nocapture model such_a_block
 
 bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)
 	tests/bench/run.sh

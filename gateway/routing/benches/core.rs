@@ -61,7 +61,7 @@ fn hashing(key: &HashKey) {
 
 /// Every worker holds the long prompt to another depth, and a share of the other prompts.
 fn fleet(key: &HashKey) -> (PrefixIndex, FleetView, Vec<u32>) {
-    let index = PrefixIndex::new(4 << 20);
+    let index = PrefixIndex::with_budget(1 << 30);
     let mut state = FleetState::new();
     let tokens: Vec<u32> = (0..BLOCKS as u32 * BLOCK).collect();
     let mut stored = 0;

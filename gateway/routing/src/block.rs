@@ -97,6 +97,10 @@ pub struct Domain(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChainHash(pub u64);
 
+/// Hash of one block's tokens in a domain, wherever it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LocalHash(pub u64);
+
 /// Hashes a domain.
 pub fn domain(key: &HashKey, spec: &DomainSpec<'_>) -> Domain {
     let mut stream = key.stream();
@@ -123,7 +127,22 @@ pub fn domain(key: &HashKey, spec: &DomainSpec<'_>) -> Domain {
 
 /// Hash of the block `tokens` (exactly one block) that follows `parent` (`None` at the start).
 pub fn extend(key: &HashKey, domain: Domain, parent: Option<ChainHash>, tokens: &[u32]) -> ChainHash {
-    Encoder::new(domain).extend(key, parent, tokens)
+    link(key, parent, local(key, domain, tokens))
+}
+
+/// Hash of the block `tokens` (exactly one block) by itself.
+pub fn local(key: &HashKey, domain: Domain, tokens: &[u32]) -> LocalHash {
+    LocalHash(Encoder::new(domain).local(key, tokens))
+}
+
+/// Hash of a block, given by itself, that follows `parent` (`None` at the start).
+pub fn link(key: &HashKey, parent: Option<ChainHash>, LocalHash(local): LocalHash) -> ChainHash {
+    let local = local.to_le_bytes();
+    let Some(ChainHash(parent)) = parent else { return ChainHash(key.hash(&local)) };
+    let mut pair = [0; 16];
+    pair[..8].copy_from_slice(&parent.to_le_bytes());
+    pair[8..].copy_from_slice(&local);
+    ChainHash(key.hash(&pair))
 }
 
 /// Appends to `out` the chain hashes of every complete block of `tokens`; the partial tail is dropped. A block size of
@@ -134,7 +153,7 @@ pub fn chain(key: &HashKey, domain: Domain, block_size: u32, tokens: &[u32], out
     let mut encoder = Encoder::new(domain);
     let mut parent = None;
     for block in tokens.chunks_exact(block_size as usize) {
-        let hash = encoder.extend(key, parent, block);
+        let hash = link(key, parent, LocalHash(encoder.local(key, block)));
         out.push(hash);
         parent = Some(hash);
     }
@@ -150,15 +169,6 @@ impl Encoder {
         let mut bytes = [0; DOMAIN_BYTES + STACK_TOKENS * 4];
         bytes[..DOMAIN_BYTES].copy_from_slice(&domain.to_le_bytes());
         Self { bytes }
-    }
-
-    fn extend(&mut self, key: &HashKey, parent: Option<ChainHash>, tokens: &[u32]) -> ChainHash {
-        let local = self.local(key, tokens).to_le_bytes();
-        let Some(ChainHash(parent)) = parent else { return ChainHash(key.hash(&local)) };
-        let mut pair = [0; 16];
-        pair[..8].copy_from_slice(&parent.to_le_bytes());
-        pair[8..].copy_from_slice(&local);
-        ChainHash(key.hash(&pair))
     }
 
     fn local(&mut self, key: &HashKey, tokens: &[u32]) -> u64 {

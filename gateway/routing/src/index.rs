@@ -2,63 +2,97 @@
 //!
 //! ```text
 //! engine events ─► Ledger (one per worker and rank) ─► hold / release ─┐
-//! dispatches ───► place ────────────────────────────────────────────────┼─► shards: chain hash → holders ─► lookup ─► Hits
+//! dispatches ───► place ────────────────────────────────────────────────┼─► shards: segments, holders ─► lookup ─► Hits
 //! responses ────► confirm ───────────────────────────────────────────────┘
 //! forget(worker) ─► generation table: what is older than the slot's live generation counts for nothing, at once
 //! ```
 //!
-//! A worker holds a block for one of three reasons, kept apart so that each can end on its own:
-//! - *held*: its events say so ([`ledger::Ledger`] counts copies and names);
+//! **Segments.** Blocks of one prompt come as a chain and mostly leave as one. So the index keeps *segments*: up to [`RUN`]
+//! consecutive chain hashes, found in a hash table by the first of them. A prompt that departs in the middle of a segment
+//! goes on in another one, which begins with the block that differs; no segment is ever split, and none names its children:
+//! whoever walks a prompt asks the table for the next block. Each block is in one place only, decided under the lock of its
+//! parent's segment.
+//!
+//! **Holders.** Who has what of a segment is one 64-bit word for each worker and *plane*. A plane is a way of having a block:
+//! - *held*: its events say so ([`ledger::Ledger`] counts copies and names); other tiers and further attention groups have
+//!   planes of their own;
+//! - *recent*: a worker without events was sent the block, and it is among the most recently used ones that fit there;
 //! - *placed*: this gateway sent the prompt there a moment ago and no event has confirmed it yet; ends by itself;
-//! - *recent*: a worker without events was sent the block, and it is among the most recently used ones that fit there.
+//! - *doubted*, *unsure*: what is held, but not to be trusted: a response contradicted it, or events were lost.
+//!
+//! **Unconfirmed blocks.** After a gap in a worker's events that replay cannot fill, its blocks stay and become *unsure*
+//! ([`ledger::Ledger::unconfirm`]): an engine publishes nothing when it reuses a block, so dropping them would blind the
+//! gateway to the hottest prefixes. Unsure blocks are credited at the worker's survival rate, which responses teach; a later
+//! event about a block, a response that counted it, or a full report confirms it; a response that missed it removes it.
+//!
+//! **Reading and writing.** Readers never wait: they load tables, segments and lists of holders whole, and words in place.
+//! Writers of one shard take turns; a change is visible as soon as its call returns.
 //!
 //! Invariants:
 //! - a hit is contiguous from the start of the prompt: one missing block ends the credit there, whatever lies behind it;
 //! - a holder of a dead generation is never reported, swept or not;
-//! - entries never exceed the limit. When a shard is full, the worst of a few sampled entries goes: first those that only
-//!   dead or expired holders keep, then the deepest one (what is lost is then a tail and not a shared head), then the one
-//!   with the fewest holders;
-//! - readers and writers hold one shard lock at a time, for at most one run of blocks.
-//!
-//! Blocks of one prompt are kept in runs of [`RUN`]: the first block of a run chooses the shard for all of it, so a look-up
-//! takes one lock for each run and not for each block. Each entry carries a signature of its holders; while consecutive
-//! blocks have equal signatures, the set of candidates need not be intersected again.
+//! - memory never exceeds the budget for longer than one call. When a shard is full, the worst of a few sampled segments
+//!   goes: first those that only dead holders keep, then the deepest one (what is lost is then a tail and not a shared
+//!   head), then the one with the fewest holders. Ledgers count towards the same budget.
 //!
 //! | Operation | Cost |
 //! |---|---|
-//! | `lookup` | O(blocks + changes of the holder set × workers), ends with the last candidate; no allocation in steady state |
-//! | ledger store, remove | O(1) a block |
-//! | `place`, `confirm` | O(blocks) |
+//! | `lookup` | O(segments × (holders + log)), ends with the last candidate; no allocation in steady state |
+//! | ledger store, remove | O(1) a block and O(log holders) a segment; a new holder copies the segment's list |
+//! | `place`, `confirm` | O(segments) |
 //! | `forget` | O(1); memory comes back by `sweep` |
 
+mod claim;
+mod feedback;
 pub mod ledger;
+mod lookup;
+mod plane;
+mod publish;
 mod recent;
+mod segment;
 mod shard;
+mod slot;
+pub mod snapshot;
+mod table;
 #[cfg(test)]
 mod tests;
+
+pub use feedback::CacheReport;
+pub use lookup::{HitDetail, Hits};
+pub use plane::{GroupKind, MAX_GROUPS, Place, Tier};
+pub use segment::RUN;
 
 use crate::WorkerId;
 use crate::block::ChainHash;
 use crate::event::MAX_WORKERS;
-use parking_lot::{Mutex, RwLock};
+use claim::{Bounds, Claim, Held, Surroundings};
+use parking_lot::Mutex;
+use plane::Plane;
 use recent::Recent;
-use shard::{Holder, Reason, Shard};
+use segment::{Holders, Record, Segment, View};
+use shard::Shard;
+use slot::Slots;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Blocks of one prompt that share a shard, and so a lock.
-pub const RUN: usize = 64;
-/// Independent locks. Runs spread over them by their first hash.
+/// Independent writers. Segments spread over them by their first hash.
 const SHARDS: usize = 64;
 /// Shards that one call of [`PrefixIndex::sweep`] walks: eight calls see the whole index.
 const SHARDS_PER_SWEEP: usize = 8;
-/// Memory of one entry with up to two holders, the hash table's spare room included; each further holder takes 16 more.
-pub const ENTRY_BYTES: usize = 128;
+/// Of the budget, what segments may have however large ledgers grow: one part in so many.
+const SEGMENTS_SHARE: usize = 4;
 /// Blocks of a worker without events whose capacity is unknown: the default of engines in tests and demos.
 const ASSUMED_CAPACITY_BLOCKS: u32 = 16_384;
 /// How long an own placement counts beyond its expected first token: events follow the prefill within milliseconds.
 const PLACEMENT_MS: u32 = 5_000;
 /// The longest that one counts: a prediction beyond this is no reason to believe.
 const MAX_PLACEMENT_MS: u32 = 60_000;
+/// Placement times are kept in these units: 2³² of them are 8 years.
+const TICK_MS: u64 = 64;
+/// Monotonic ms → ticks, from 1.
+fn ticks(ms: u64) -> u32 {
+    (ms / TICK_MS + 1).min(u64::from(u32::MAX)) as u32
+}
 
 /// How an own placement is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,120 +123,67 @@ impl Retention {
     }
 }
 
-/// What an engine said it served from its cache, beside what was expected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheReport {
-    /// Blocks that the decision counted as cached.
-    pub predicted_blocks: u32,
-    /// Blocks that the engine counted.
-    pub cached_blocks: u32,
-    /// When the request was placed.
-    pub placed_at_ms: u64,
-    /// Now.
-    pub now_ms: u64,
-}
-
-/// Prefix lengths found for one prompt.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hits {
-    /// (worker, contiguous blocks held from the start of the prompt), ascending by worker, zero hits absent.
-    pub blocks: Vec<(WorkerId, u32)>,
-}
-
-impl Hits {
-    /// Contiguous blocks that `worker` holds. O(log hits).
-    pub fn of(&self, worker: WorkerId) -> u32 {
-        self.blocks.binary_search_by_key(&worker, |&(id, _)| id).map_or(0, |at| self.blocks[at].1)
-    }
-}
-
 /// Size and losses of the index, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
     /// Distinct blocks.
     pub entries: usize,
-    /// (block, worker) pairs, dead ones included until they are swept.
+    /// Memberships: (block, worker, plane), dead ones included until they are swept.
     pub holders: usize,
-    /// Entries thrown out because their shard was full.
+    /// Segments that the blocks lie in.
+    pub segments: usize,
+    /// Memory of segments and tables, what the allocator adds included (computed, not measured).
+    pub bytes: usize,
+    /// Memory of all ledgers that were used with this index, likewise.
+    pub ledger_bytes: usize,
+    /// What both together may have.
+    pub budget_bytes: usize,
+    /// Blocks thrown out because their shard was full.
     pub evicted: u64,
-    /// Holders that sweeps freed.
+    /// Records of holders that sweeps freed.
     pub swept: u64,
 }
 
 /// Shared prefix index: any number of readers; changes come from a [`ledger::Ledger`] per worker and from own placements.
 pub struct PrefixIndex {
-    shards: Box<[RwLock<Shard>]>,
-    max_entries_per_shard: usize,
-    /// For each slot, the lowest generation that is alive.
-    live: Box<[AtomicU64]>,
+    shards: Box<[Shard]>,
+    slots: Slots,
     recent: Box<[Mutex<Option<Box<Recent>>>]>,
     next_sweep: AtomicUsize,
-    evicted: AtomicU64,
     swept: AtomicU64,
+    budget_bytes: usize,
+    /// Shared with ledgers, which give back what they have when they go.
+    ledger_bytes: Arc<AtomicUsize>,
 }
 
-/// Where a block lives: its hash, its depth in the prompt and the shard of its run.
+/// Where a block lives: its segment by head and serial number, and its offset there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cell {
-    chain: ChainHash,
-    position: u32,
-    home: u8,
+struct Spot {
+    head: ChainHash,
+    serial: u64,
+    offset: u8,
+}
+
+impl Spot {
+    /// Where the block after the `count`th from here belongs, if that segment may have it.
+    fn after(self, count: usize) -> Option<Self> {
+        let offset = usize::from(self.offset) + count;
+        (offset < RUN).then_some(Self { offset: offset as u8, ..self })
+    }
 }
 
 impl PrefixIndex {
-    /// An empty index that holds at most about `max_entries` distinct blocks (spread evenly over its shards).
-    pub fn new(max_entries: usize) -> Self {
+    /// An empty index that, with its ledgers, takes at most about `bytes`; at least what empty shards need.
+    pub fn with_budget(bytes: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|seed| RwLock::new(Shard::new(seed as u64 + 1))).collect(),
-            max_entries_per_shard: max_entries.div_ceil(SHARDS).max(1),
-            live: (0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect(),
+            shards: (0..SHARDS).map(|seed| Shard::new(seed as u64 + 1)).collect(),
+            slots: Slots::new(),
             recent: (0..MAX_WORKERS).map(|_| Mutex::new(None)).collect(),
             next_sweep: AtomicUsize::new(0),
-            evicted: AtomicU64::new(0),
             swept: AtomicU64::new(0),
+            budget_bytes: bytes,
+            ledger_bytes: Arc::default(),
         }
-    }
-
-    /// An empty index of about `bytes` of memory when blocks have up to two holders each.
-    pub fn with_budget(bytes: usize) -> Self {
-        Self::new(bytes / ENTRY_BYTES)
-    }
-
-    /// Fills `out` with the contiguous prefix that each worker holds. `own_placements`: whether dispatches to workers with
-    /// events count before an event confirms them.
-    pub fn lookup(&self, chain: &[ChainHash], now_ms: u64, own_placements: bool, out: &mut Hits) {
-        out.blocks.clear();
-        let now = shard::ticks(now_ms);
-        let counts = |holder: &Holder| holder.counts(now, own_placements);
-        // Those that hold everything so far come first and in order; those that fell behind follow in any order.
-        let mut leading = 0;
-        let mut depth = 0;
-        let mut signature = None;
-        'chain: for run in chain.chunks(RUN) {
-            let shard = self.shards[home(run[0])].read();
-            for hash in run {
-                let Some(entry) = shard.find(*hash) else { break 'chain };
-                if signature != Some(entry.signature) {
-                    if depth == 0 {
-                        let counted =
-                            entry.holders.iter().filter(|holder| counts(holder) && self.is_live(holder.worker));
-                        out.blocks.extend(counted.map(|holder| (holder.worker, 0)));
-                        leading = out.blocks.len();
-                    } else {
-                        leading = keep_common(&mut out.blocks[..leading], &entry.holders, depth, counts);
-                    }
-                    if leading == 0 {
-                        break 'chain;
-                    }
-                    signature = Some(entry.signature);
-                }
-                depth += 1;
-            }
-        }
-        for (_, blocks) in &mut out.blocks[..leading] {
-            *blocks = depth;
-        }
-        out.blocks.sort_unstable();
     }
 
     /// Remembers that the prompt `chain` was sent to `worker`.
@@ -213,13 +194,9 @@ impl PrefixIndex {
         match retention {
             Retention::Expiring { for_ms } => {
                 // One tick more, because the current one is begun: it counts for at least as long as asked.
-                let until = shard::ticks(now_ms.saturating_add(u64::from(for_ms))).saturating_add(1);
-                self.change_runs(chain, 0, |shard, cell| {
-                    let max_entries = self.max_entries_per_shard;
-                    self.note_evicted(
-                        shard.place(worker, cell, until, max_entries, |holder| self.is_live(holder.worker)),
-                    );
-                });
+                let until = ticks(now_ms.saturating_add(u64::from(for_ms))).saturating_add(1);
+                let claim = Claim { worker, plane: Plane::PLACED, until, now: ticks(now_ms) };
+                self.hold(claim, None, 0, chain, None, |_, _| {});
             }
             Retention::Recent { capacity_blocks } => {
                 self.with_recent(worker, true, |recent| recent.place(self, chain, capacity_blocks, now_ms));
@@ -227,22 +204,9 @@ impl PrefixIndex {
         }
     }
 
-    /// Feeds back what the engine served from its cache. A worker with events whose count fell short gets the missing
-    /// blocks *doubted* (see [`ledger`]); one without loses everything that it must have evicted before them.
-    pub fn confirm(&self, worker: WorkerId, chain: &[ChainHash], report: CacheReport) {
-        self.with_recent(worker, false, |recent| recent.confirm(self, chain, report));
-        let predicted = chain.len().min(report.predicted_blocks as usize);
-        let cached = predicted.min(report.cached_blocks as usize);
-        if cached < predicted {
-            self.change_runs(&chain[..predicted], cached, |shard, cell| shard.doubt(worker, cell.chain));
-        }
-    }
-
     /// Drops everything known of this generation of the slot and all before it, at once.
     pub fn forget(&self, worker: WorkerId) {
-        if let Some(live) = self.live.get(worker.slot as usize) {
-            live.fetch_max(u64::from(worker.generation) + 1, Ordering::AcqRel);
-        }
+        self.slots.forget(worker);
         if let Some(recent) = self.recent.get(worker.slot as usize) {
             recent.lock().take_if(|recent| recent.worker().generation <= worker.generation);
         }
@@ -253,77 +217,136 @@ impl PrefixIndex {
         self.with_recent(worker, false, |recent| recent.clear(self));
     }
 
-    /// Frees a share of what dead generations and expired placements left behind and returns how many holders went; call
+    /// Frees a share of what dead generations and expired placements left behind and returns how many records went; call
     /// it now and then (every second) from one task.
     pub fn sweep(&self, now_ms: u64) -> usize {
-        let now = shard::ticks(now_ms);
+        let now = u64::from(ticks(now_ms));
         let first = self.next_sweep.fetch_add(SHARDS_PER_SWEEP, Ordering::Relaxed);
         let mut freed = 0;
+        let keeps = |holders: &Holders, record: &Record| {
+            let is_placed = matches!(record.plane(), Plane::PLACED | Plane::UNTIL);
+            let is_over = is_placed && holders.placed_until(record.worker()) <= now;
+            !is_over && self.is_live(record.worker())
+        };
         for at in first..first + SHARDS_PER_SWEEP {
-            freed += self.shards[at % SHARDS]
-                .write()
-                .sweep(|holder| holder.counts(now, true) && self.is_live(holder.worker));
+            freed += self.shards[at % SHARDS].sweep(keeps, &self.bounds());
         }
         self.swept.fetch_add(freed as u64, Ordering::Relaxed);
         freed
     }
 
-    /// Size and losses. Walks every entry: for metrics, not for requests.
+    /// Size and losses. O(shards).
     pub fn stats(&self) -> IndexStats {
         let mut stats = IndexStats {
-            evicted: self.evicted.load(Ordering::Relaxed),
+            ledger_bytes: self.ledger_bytes.load(Ordering::Relaxed),
+            budget_bytes: self.budget_bytes,
             swept: self.swept.load(Ordering::Relaxed),
             ..IndexStats::default()
         };
         for shard in &self.shards {
-            let shard = shard.read();
-            stats.entries += shard.len();
-            stats.holders += shard.holders();
+            let (size, evicted) = shard.size();
+            stats.entries += size.blocks;
+            stats.holders += size.memberships;
+            stats.segments += size.segments;
+            stats.bytes += size.bytes;
+            stats.evicted += evicted;
         }
         stats
     }
 
-    /// Enters a holder; says what stood there before.
-    fn hold(&self, worker: WorkerId, cell: Cell, reason: Reason) -> shard::Before {
-        if !self.is_live(worker) {
-            return shard::Before::Absent;
+    /// The share of unsure blocks that responses find at `worker`, 0 to 1.
+    pub fn survival(&self, worker: WorkerId) -> f64 {
+        self.slots.survival(worker)
+    }
+
+    /// What hits of `worker` are multiplied with because one of its attention groups is not modelled; 1 for others.
+    pub fn correction(&self, worker: WorkerId) -> f64 {
+        self.slots.correction(worker)
+    }
+
+    /// Enters `chain`, which follows `spot` (`None`: nothing that is known) at depth `position`. `visit` gets for every
+    /// piece its place in `chain` and what stood there. `mask` chooses among at most [`RUN`] blocks those that are claimed;
+    /// without one all are.
+    fn hold(
+        &self,
+        claim: Claim,
+        spot: Option<Spot>,
+        position: u32,
+        chain: &[ChainHash],
+        mask: Option<u64>,
+        mut visit: impl FnMut(usize, &Held),
+    ) {
+        if !self.is_live(claim.worker) {
+            return;
         }
-        let mut shard = self.shards[usize::from(cell.home)].write();
-        let (before, evicted) =
-            shard.hold(worker, cell, reason, self.max_entries_per_shard, |holder| self.is_live(holder.worker));
-        self.note_evicted(evicted);
-        before
+        let bounds = self.bounds();
+        let mut spot = spot;
+        let mut done = 0;
+        while done < chain.len() {
+            let home = spot.map_or(chain[done], |spot| spot.head);
+            let rest = mask.map_or(u64::MAX, |mask| mask.checked_shr(done as u32).unwrap_or(0));
+            let depth = position + done as u32;
+            match self.shard(home).hold(claim, spot, depth, &chain[done..], rest, &bounds) {
+                Some(held) => {
+                    visit(done, &held);
+                    done += held.count;
+                    spot = held.spot.after(held.count);
+                }
+                // It belongs to a segment of its own.
+                None if spot.is_some() => spot = None,
+                // Evicted as soon as it was entered: there is no room at all.
+                None => return,
+            }
+        }
     }
 
-    fn release(&self, worker: WorkerId, cell: Cell, reason: Reason) {
-        self.shards[usize::from(cell.home)].write().release(worker, cell.chain, reason);
+    /// Follows `chain` through its segments as far as they go. `visit` gets the depth of each piece, its segment, and how
+    /// many of its blocks belong to the chain; it returns whether to go on.
+    fn walk(&self, chain: &[ChainHash], mut visit: impl FnMut(usize, &Segment, Spot, usize) -> bool) {
+        let mut position = 0;
+        while let Some(&head) = chain.get(position) {
+            let Some(segment) = self.shard(head).find(head) else { return };
+            let count = segment.matching(0, &chain[position..]);
+            let spot = Spot { head, serial: segment.serial, offset: 0 };
+            if count == 0 || !visit(position, &segment, spot, count) {
+                return;
+            }
+            position += count;
+        }
     }
 
-    fn is_doubted(&self, worker: WorkerId, cell: Cell) -> bool {
-        self.shards[usize::from(cell.home)].read().is_doubted(worker, cell.chain)
+    fn amend(&self, spot: Spot, worker: WorkerId, change: impl FnOnce(&mut View)) {
+        self.shard(spot.head).amend(spot, worker, change);
+    }
+
+    /// Whether a response contradicted that `worker` has the block.
+    fn is_doubted(&self, worker: WorkerId, spot: Spot) -> bool {
+        self.has(worker, spot, Plane::DOUBTED)
+    }
+
+    /// Whether events were lost since `worker` was last known to have the block.
+    fn is_unsure(&self, worker: WorkerId, spot: Spot) -> bool {
+        self.has(worker, spot, Plane::UNSURE)
+    }
+
+    fn has(&self, worker: WorkerId, spot: Spot, plane: Plane) -> bool {
+        let segment = self.shard(spot.head).at(spot);
+        segment.is_some_and(|segment| segment.view(worker).bits(plane) >> spot.offset & 1 != 0)
     }
 
     fn is_live(&self, worker: WorkerId) -> bool {
-        self.live
-            .get(worker.slot as usize)
-            .is_some_and(|live| live.load(Ordering::Acquire) <= u64::from(worker.generation))
+        self.slots.is_live(worker)
     }
 
-    fn note_evicted(&self, entries: usize) {
-        if entries > 0 {
-            self.evicted.fetch_add(entries as u64, Ordering::Relaxed);
-        }
+    fn shard(&self, head: ChainHash) -> &Shard {
+        // The table inside a shard uses the low bits: these are others.
+        &self.shards[(head.0 >> 40) as usize % SHARDS]
     }
 
-    /// Calls `change` for every block of `chain` from position `from` on, under the write lock of its shard.
-    fn change_runs(&self, chain: &[ChainHash], from: usize, mut change: impl FnMut(&mut Shard, Cell)) {
-        for (run_at, run) in chain.chunks(RUN).enumerate().skip(from / RUN) {
-            let home = home(run[0]);
-            let mut shard = self.shards[home].write();
-            for (at, &chain) in (run_at * RUN..).zip(run).skip_while(|&(at, _)| at < from) {
-                change(&mut shard, Cell { chain, position: at as u32, home: home as u8 });
-            }
-        }
+    fn bounds(&self) -> Bounds<'_> {
+        let ledgers = self.ledger_bytes.load(Ordering::Relaxed);
+        let segments = self.budget_bytes.saturating_sub(ledgers).max(self.budget_bytes / SEGMENTS_SHARE);
+        Bounds { index: self, max_bytes: segments / SHARDS }
     }
 
     fn with_recent(&self, worker: WorkerId, create: bool, apply: impl FnOnce(&mut Recent)) {
@@ -338,33 +361,21 @@ impl PrefixIndex {
     }
 }
 
-/// The shard of the run that starts with `chain`.
-fn home(chain: ChainHash) -> usize {
-    // The table inside a shard uses the low bits and the top seven: these are others.
-    (chain.0 >> 40) as usize % SHARDS
+/// What a shard asks the rest of the index.
+impl Surroundings for PrefixIndex {
+    fn is_live(&self, record: &Record) -> bool {
+        Self::is_live(self, record.worker())
+    }
+
+    fn begins(&self, hash: ChainHash) -> bool {
+        self.shard(hash).find(hash).is_some()
+    }
 }
 
-/// Moves the candidates that are not among `holders` behind the others and fixes their depth; returns how many stay. Both
-/// are ascending, and those that stay remain so.
-fn keep_common(
-    candidates: &mut [(WorkerId, u32)],
-    holders: &[Holder],
-    depth: u32,
-    counts: impl Fn(&Holder) -> bool,
-) -> usize {
-    let mut stay = 0;
-    let mut holders = holders.iter().peekable();
-    for at in 0..candidates.len() {
-        let worker = candidates[at].0;
-        while holders.next_if(|holder| holder.worker < worker).is_some() {}
-        if holders.peek().is_some_and(|holder| holder.worker == worker && counts(holder)) {
-            candidates.swap(stay, at);
-            stay += 1;
-        } else {
-            candidates[at].1 = depth;
-        }
-    }
-    stay
+/// Bits `from..to`, as far as there are so many.
+fn mask(from: usize, to: usize) -> u64 {
+    let below = |bits: usize| if bits >= RUN { u64::MAX } else { (1 << bits) - 1 };
+    below(to) & !below(from)
 }
 
 /// Mixes 64 bits so that each bit of the result depends on all of them (the finaliser of SplitMix64).

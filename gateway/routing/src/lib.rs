@@ -26,7 +26,7 @@
 //! | Operation | Cost | Allocates |
 //! |---|---|---|
 //! | [`block::chain`] | O(tokens) | when `out` has to grow |
-//! | [`index::PrefixIndex::lookup`] | O(b + changes of the holder set × h) | when `out` has to grow |
+//! | [`index::PrefixIndex::lookup`] | O(b / 64 × h), at most one probe a block | when `out` has to grow |
 //! | [`decide`] | O(w · log h) | never |
 //! | [`index::PrefixIndex::place`] | O(b) | for new blocks |
 //! | ledger store, remove | O(1) a block | for new blocks |
@@ -34,9 +34,9 @@
 //! | [`FleetState::apply`] | O(names of the worker) | for new workers and names |
 //! | [`FleetState::view`] | O(workers + names) | the view |
 //!
-//! Limits: [`event::MAX_WORKERS`], [`event::MAX_MODELS`], [`event::MAX_NAMES_PER_WORKER`], the entries given to
-//! [`index::PrefixIndex::new`], [`index::ledger::MAX_LINKS`], [`index::ledger::MAX_COPIES`]; what goes when one is reached
-//! is said where it is defined.
+//! Limits: [`event::MAX_WORKERS`], [`event::MAX_MODELS`], [`event::MAX_NAMES_PER_WORKER`], the bytes given to
+//! [`index::PrefixIndex::with_budget`], [`index::ledger::MAX_LINKS`], [`index::ledger::MAX_COPIES`], [`index::MAX_GROUPS`],
+//! [`index::snapshot::MAX_META_BYTES`]; what goes when one is reached is said where it is defined.
 #![forbid(unsafe_code)]
 
 pub mod block;

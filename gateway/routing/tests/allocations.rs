@@ -5,7 +5,7 @@ use forebay_routing::block::{self, Domain, HashKey};
 use forebay_routing::event::{Effect, WorkerKey};
 use forebay_routing::facts::BlockChain;
 use forebay_routing::index::ledger::{ExternalHash, Ledger};
-use forebay_routing::index::{Hits, PrefixIndex};
+use forebay_routing::index::{GroupKind, Hits, Place, PrefixIndex, Tier};
 use forebay_routing::view::WorkerState;
 use forebay_routing::{DecideInput, FleetEvent, FleetState, LocalLoad, Policy, RequestFacts, decide};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -38,11 +38,9 @@ static ALLOCATOR: Counting = Counting;
 
 const BLOCK: u32 = 16;
 
-#[test]
-fn choosing_allocates_nothing() {
-    let key = HashKey::derive(&[3; 32]);
-    let index = PrefixIndex::new(100_000);
-    let tokens: Vec<u32> = (0..2_000 * BLOCK).collect();
+/// 64 engines with different parts of one prompt, three in four of them with more than plain blocks in device memory.
+#[expect(clippy::panic, reason = "a test that cannot begin has failed")]
+fn fleet(index: &PrefixIndex, key: &HashKey, tokens: &[u32]) -> FleetState {
     let hashes: Vec<ExternalHash> = (0..2_000).map(ExternalHash).collect();
     let mut state = FleetState::new();
     for host in 0..64 {
@@ -52,8 +50,28 @@ fn choosing_allocates_nothing() {
         state.apply(FleetEvent::StateChanged { worker, state: WorkerState::Ready });
         let held = 2_000 - 10 * host as usize;
         let tokens = &tokens[..held * BLOCK as usize];
-        Ledger::new(worker).stored(&index, &key, Domain(1), None, &hashes[..held], tokens, BLOCK);
+        let mut ledger = Ledger::new(worker);
+        ledger.learn_group(index, 0, GroupKind::Full);
+        if host % 4 == 1 {
+            ledger.learn_group(index, 1, GroupKind::Window { blocks: 8 });
+        }
+        ledger.stored(index, key, Domain(1), None, &hashes[..held], tokens, BLOCK);
+        match host % 4 {
+            1 => assert_eq!(ledger.mirrored(index, Place { tier: Tier::Device, group: 1 }, &hashes[..held]).orphans, 0),
+            2 => assert_eq!(ledger.mirrored(index, Place { tier: Tier::Host, group: 0 }, &hashes[..held]).orphans, 0),
+            3 => assert!(ledger.unconfirm(index) > 0),
+            _ => {}
+        }
     }
+    state
+}
+
+#[test]
+fn choosing_allocates_nothing() {
+    let key = HashKey::derive(&[3; 32]);
+    let index = PrefixIndex::with_budget(64 << 20);
+    let tokens: Vec<u32> = (0..2_000 * BLOCK).collect();
+    let state = fleet(&index, &key, &tokens);
     let view = state.view();
     let local = vec![LocalLoad::default(); view.workers.len()];
     let mut chain = Vec::new();

@@ -63,7 +63,7 @@ fn row(given: &str) -> Score {
         output_tokens: 200,
         completions: 1,
     };
-    let hits = [Hits { blocks: vec![(worker.id, number(hit))] }];
+    let hits = [Hits::from(vec![(worker.id, number(hit))])];
     score(&facts, &hits, &worker, &local, NOW_MS)
 }
 

@@ -162,6 +162,8 @@ pub(super) struct InFlight {
     index_blocks: IntGauge,
     index_holders: IntGauge,
     index_evicted: IntGauge,
+    index_bytes: IntGauge,
+    index_budget: IntGauge,
 }
 
 impl InFlight {
@@ -182,6 +184,8 @@ impl InFlight {
                 "forebay_index_evicted_blocks",
                 "Blocks thrown out of the full prefix index since the start",
             )?,
+            index_bytes: IntGauge::new("forebay_index_bytes", "Memory of the prefix index and of its feeds' ledgers")?,
+            index_budget: IntGauge::new("forebay_index_budget_bytes", "What the prefix index may take")?,
         })
     }
 
@@ -200,13 +204,14 @@ impl InFlight {
 }
 
 impl InFlight {
-    fn index(&self) -> [&IntGauge; 3] {
-        [&self.index_blocks, &self.index_holders, &self.index_evicted]
+    fn index(&self) -> [&IntGauge; 5] {
+        [&self.index_blocks, &self.index_holders, &self.index_evicted, &self.index_bytes, &self.index_budget]
     }
 
     fn read_index(&self, index: &PrefixIndex) {
         let stats = index.stats();
-        let values = [stats.entries as u64, stats.holders as u64, stats.evicted];
+        let bytes = (stats.bytes + stats.ledger_bytes) as u64;
+        let values = [stats.entries as u64, stats.holders as u64, stats.evicted, bytes, stats.budget_bytes as u64];
         for (gauge, value) in self.index().into_iter().zip(values) {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }

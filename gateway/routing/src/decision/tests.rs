@@ -84,7 +84,7 @@ impl Scene {
             self.workers.iter().map(|worker| worker.id).zip(self.blocks.iter().copied()).collect();
         blocks.retain(|hit| hit.1 > 0);
         blocks.sort();
-        let hits = [Hits { blocks }];
+        let hits = [Hits::from(blocks)];
         let chains =
             [BlockChain { block_size: BLOCK, hashes: vec![ChainHash(0); (self.prompt_tokens / BLOCK) as usize] }];
         let facts = RequestFacts {

@@ -1,37 +1,56 @@
 //! What one engine's event feed said, by the engine's own hashes.
 //!
 //! Events name blocks by hashes of the engine's choosing; removals carry nothing else. The ledger of a (worker, rank)
-//! remembers which chain hash each stands for, and tells the shared index when the worker begins and ceases to hold a block.
+//! remembers which block each stands for, and tells the shared index when the worker begins and ceases to hold a block.
 //! It belongs to the task that reads that worker's feed, so it needs no lock. The feed hands over each batch once: what
-//! a replay brings again is left out there by sequence number; so are groups other than full attention and media other
-//! than the device.
+//! a replay brings again is left out there by sequence number.
+//!
+//! **Places.** Tiers and attention groups ([`Place`]) each have their own names: a block that moves to host memory is stored
+//! there and removed here. The first full group is the plane of held blocks; tell the others by [`Ledger::learn_group`] before
+//! their first event. Blocks of further groups count in device memory alone.
 //!
 //! **Copies.** vLLM stores a hash twice when it computes a cached block anew (a prompt that ends on a block boundary
 //! recomputes its last block), and removes it twice. Dropping the block at the first removal would under-report, so copies
 //! are counted. A plain count breaks on `stored A, stored A (announced again, not a copy), removed A`: it believes in A for
-//! ever, and the two stories look the same on the wire. Three things end such a belief:
+//! ever, and the two stories look the same on the wire. Four things end such a belief:
 //! - a response that found less cached than was predicted marks the missing blocks *doubted* in the index; from then on a
 //!   doubted block counts as one copy at the next store and as none after the next removal;
+//! - a gap in the events makes every count one;
 //! - all copies of a worker cannot be more than its capacity: when the sum says so, every count falls back to one;
 //! - no count exceeds [`MAX_COPIES`].
 //!
-//! **Names.** Two engine hashes may stand for one chain hash (they saw something that we do not): the block is held until
-//! the last of them is removed. One engine hash may stand for two chain hashes (engines that leave the adapter or the
-//! salt out of it): a removal then takes the one stored longest ago, as the engine would.
+//! **Names.** Two engine hashes may stand for one block (they saw something that we do not): it is held until the last of
+//! them is removed. One engine hash may stand for two blocks (engines that leave the adapter or the salt out of it): a
+//! removal then takes the one stored longest ago, as the engine would.
 //!
 //! **Orphans.** A block whose parent is unknown is skipped and counted: its chain hash cannot be known, and a guess would
-//! be credit for nothing.
+//! be credit for nothing. So is one whose parent the index evicted: credit ends there anyway.
+//!
+//! **Runs.** Names point to runs: the ledger's view of a segment of the index. A segment that was evicted and came back has
+//! another serial number, so that a name of before never touches it.
 
-use super::shard::{Before, Reason};
-use super::{Cell, PrefixIndex, RUN, home};
+mod enter;
+mod image;
+mod links;
+mod runs;
+
+use super::plane::Plane;
+use super::slot::Groups;
+use super::{GroupKind, MAX_GROUPS, Place, PrefixIndex, Spot};
 use crate::WorkerId;
 use crate::block::{self, ChainHash, Domain, HashKey};
-use hashbrown::HashMap;
+use enter::Before;
+use hashbrown::{HashMap, HashSet};
+pub(super) use image::{Image, ImageName, ImageRun};
+use links::{Link, Links};
+use runs::Runs;
 use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// Copies that are believed of one hash: no engine runs more sequences that could each have computed one.
 pub const MAX_COPIES: u16 = 1_024;
-/// Hashes kept for one worker; more than any engine has blocks, so only one that never removes reaches it.
+/// Names kept for one worker and place; more than any engine has blocks, so only one that never removes reaches it.
 pub const MAX_LINKS: usize = 4 << 20;
 
 /// The engine's name for a block.
@@ -53,7 +72,8 @@ pub struct Applied {
     pub blocks: u32,
     /// Stores skipped because their parent is unknown, removals of hashes that were never stored.
     pub orphans: u32,
-    /// Stores refused: tokens that do not fill the blocks, or [`MAX_LINKS`] reached.
+    /// Stores refused: tokens that do not fill the blocks, a group beyond those that can be told apart, [`MAX_LINKS`] or
+    /// the index's budget reached.
     pub refused: u32,
 }
 
@@ -61,22 +81,23 @@ pub struct Applied {
 #[derive(Debug)]
 pub struct Ledger {
     worker: WorkerId,
-    links: HashMap<ExternalHash, SmallVec<[Link; 1]>>,
-    /// How many names a chain hash has, where it has several.
-    shared: HashMap<ChainHash, u32>,
-    /// Copies of all links.
+    books: SmallVec<[(Plane, Links); 1]>,
+    runs: Runs,
+    /// How many names a block has in its plane, where it has several.
+    shared: HashMap<(Plane, u32, u8), u32>,
+    groups: Groups,
+    /// Planes of the engine's groups, in the order in which they were told.
+    planes: SmallVec<[(u32, Plane, GroupKind); 2]>,
+    /// Copies of all names of held blocks.
     copies: u64,
-    /// Copies beyond the first of each link.
+    /// Copies beyond the first of each.
     surplus: u64,
     capacity_blocks: Option<u32>,
     trimmed: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Link {
-    cell: Cell,
-    domain: Domain,
-    copies: u16,
+    is_unsure: bool,
+    scratch: Vec<ChainHash>,
+    /// Where this ledger's memory is accounted for, and how much it was when last told.
+    account: Option<(Arc<AtomicUsize>, usize)>,
 }
 
 impl Ledger {
@@ -84,12 +105,18 @@ impl Ledger {
     pub fn new(worker: WorkerId) -> Self {
         Self {
             worker,
-            links: HashMap::new(),
+            books: SmallVec::new(),
+            runs: Runs::default(),
             shared: HashMap::new(),
+            groups: Groups::default(),
+            planes: SmallVec::new(),
             copies: 0,
             surplus: 0,
             capacity_blocks: None,
             trimmed: 0,
+            is_unsure: false,
+            scratch: Vec::new(),
+            account: None,
         }
     }
 
@@ -98,9 +125,22 @@ impl Ledger {
         self.capacity_blocks = Some(capacity_blocks);
     }
 
-    /// Blocks `hashes` with `tokens` (concatenated, `block_size` each) follow `parent`, `None` at the start of a prompt.
-    /// `domain` counts at the start; children take over their parent's, because engines name salt and adapter at the first
-    /// block only.
+    /// Tells of what kind a group is, before the first event of it; the first word on a group counts. Without any, every
+    /// group is one and full.
+    pub fn learn_group(&mut self, index: &PrefixIndex, group: u32, kind: GroupKind) {
+        if self.planes.iter().any(|told| told.0 == group) {
+            return;
+        }
+        let plane = self.groups.add(kind).map_or(Plane::HELD, Plane::group);
+        if self.planes.len() <= MAX_GROUPS {
+            self.planes.push((group, plane, kind));
+        }
+        if self.groups != (Groups { has_full: true, ..Groups::default() }) {
+            index.slots.set_groups(self.worker, self.groups.clone());
+        }
+    }
+
+    /// [`Ledger::stored_in`] device memory, first group.
     #[expect(clippy::too_many_arguments, reason = "one argument for each field of the wire event")]
     pub fn stored(
         &mut self,
@@ -112,145 +152,202 @@ impl Ledger {
         tokens: &[u32],
         block_size: u32,
     ) -> Applied {
+        self.stored_in(index, key, Place::DEVICE, domain, parent, hashes, tokens, block_size)
+    }
+
+    /// Blocks `hashes` with `tokens` (concatenated, `block_size` each) follow `parent`, `None` at the start of a prompt.
+    /// `domain` counts at the start; children take over their parent's, because engines name salt and adapter at the first
+    /// block only.
+    #[expect(clippy::too_many_arguments, reason = "one argument for each field of the wire event")]
+    pub fn stored_in(
+        &mut self,
+        index: &PrefixIndex,
+        key: &HashKey,
+        place: Place,
+        domain: Domain,
+        parent: Option<ExternalHash>,
+        hashes: &[ExternalHash],
+        tokens: &[u32],
+        block_size: u32,
+    ) -> Applied {
         let count = hashes.len() as u32;
         if block_size == 0 || tokens.len() as u64 != u64::from(count) * u64::from(block_size) {
             return Applied { refused: count, ..Applied::default() };
         }
-        let parent = match parent {
-            None => None,
-            Some(parent) => match self.resolve(parent, domain) {
-                Some(link) => Some(link),
-                None => return Applied { orphans: count, ..Applied::default() },
-            },
-        };
-        let domain = parent.map_or(domain, |link| link.domain);
-        let mut last = parent.map(|link| link.cell);
-        let mut applied = Applied::default();
-        for (hash, block) in hashes.iter().zip(tokens.chunks_exact(block_size as usize)) {
-            let cell = child(last, block::extend(key, domain, last.map(|cell| cell.chain), block));
-            last = Some(cell);
-            if self.links.len() >= MAX_LINKS && !self.links.contains_key(hash) {
-                // Later blocks of the event hang on this one: they would be orphans.
-                applied.refused = count - applied.blocks;
-                break;
+        let blocks = tokens.chunks_exact(block_size as usize);
+        self.enter(index, place, domain, parent, hashes, |domain, parent, out| {
+            let mut last = parent;
+            for tokens in blocks {
+                let chain = block::extend(key, domain, last, tokens);
+                out.push(chain);
+                last = Some(chain);
             }
-            self.link(index, *hash, Link { cell, domain, copies: 1 });
-            applied.blocks += 1;
+        })
+    }
+
+    /// Like [`Ledger::stored_in`] device memory, for whoever hashed the tokens before ([`block::local`]): benches and relays.
+    pub fn stored_hashed(
+        &mut self,
+        index: &PrefixIndex,
+        key: &HashKey,
+        domain: Domain,
+        parent: Option<ExternalHash>,
+        blocks: &[(ExternalHash, block::LocalHash)],
+    ) -> Applied {
+        let hashes: SmallVec<[ExternalHash; 64]> = blocks.iter().map(|(hash, _)| *hash).collect();
+        self.enter(index, Place::DEVICE, domain, parent, &hashes, |_, parent, out| {
+            let mut last = parent;
+            for (_, local) in blocks {
+                let chain = block::link(key, last, *local);
+                out.push(chain);
+                last = Some(chain);
+            }
+        })
+    }
+
+    /// Blocks that were stored in another place are in `place` as well; for events that carry no tokens.
+    pub fn mirrored(&mut self, index: &PrefixIndex, place: Place, hashes: &[ExternalHash]) -> Applied {
+        let mut applied = Applied::default();
+        let Some(plane) = self.plane(place) else { return Applied { refused: hashes.len() as u32, ..applied } };
+        for &hash in hashes {
+            let known = self.books.iter().filter(|(other, _)| *other != plane);
+            let link = known.filter_map(|(_, links)| links.of(hash).last().copied()).next();
+            let Some((spot, link)) = link.and_then(|link| Some((self.runs.spot(&link)?, link))) else {
+                applied.orphans += 1;
+                continue;
+            };
+            let mut before = None;
+            index.amend(spot, self.worker, |view| {
+                let bit = 1 << spot.offset;
+                before = Some(Before::of(view.bits(plane) & bit != 0, false));
+                view.set(plane, view.bits(plane) | bit);
+                view.clear(Plane::UNSURE, bit);
+            });
+            match before {
+                Some(before) => {
+                    self.link(index, plane, hash, Link::new(link.run, link.offset), before);
+                    applied.blocks += 1;
+                }
+                None => applied.orphans += 1,
+            }
         }
-        self.trim();
+        self.settle(index);
         applied
     }
 
-    /// One copy of block `hash` was evicted.
+    /// [`Ledger::removed_from`] device memory, first group.
     pub fn removed(&mut self, index: &PrefixIndex, hash: ExternalHash) -> Applied {
-        let Some(links) = self.links.get_mut(&hash) else { return Applied { orphans: 1, ..Applied::default() } };
+        self.removed_from(index, Place::DEVICE, hash)
+    }
+
+    /// One copy of block `hash` left `place`.
+    pub fn removed_from(&mut self, index: &PrefixIndex, place: Place, hash: ExternalHash) -> Applied {
+        let plane = self.plane(place);
+        let book = plane.and_then(|plane| self.books.iter().position(|(known, _)| *known == plane));
+        let (Some(plane), Some(book)) = (plane, book) else { return Applied { orphans: 1, ..Applied::default() } };
+        let mut links = self.books[book].1.of(hash);
+        let Some(link) = links.first().copied() else { return Applied { orphans: 1, ..Applied::default() } };
         let done = Applied { blocks: 1, ..Applied::default() };
-        let Some(link) = links.first_mut() else { return done };
-        let cell = link.cell;
-        if link.copies > 1 && !index.is_doubted(self.worker, cell) {
-            link.copies -= 1;
-            self.copies -= 1;
-            self.surplus -= 1;
+        let spot = self.runs.spot(&link);
+        let is_held = plane == Plane::HELD;
+        let is_doubted = is_held && spot.is_some_and(|spot| index.is_doubted(self.worker, spot));
+        if link.copies > 1 && !is_doubted {
+            links[0].copies -= 1;
+            self.books[book].1.set(hash, links);
+            if is_held {
+                self.copies -= 1;
+                self.surplus -= 1;
+            }
             return done;
         }
-        self.copies -= u64::from(link.copies);
-        self.surplus -= u64::from(link.copies - 1);
-        links.remove(0);
-        if links.is_empty() {
-            self.links.remove(&hash);
+        if is_held {
+            self.copies -= u64::from(link.copies);
+            self.surplus -= u64::from(link.copies - 1);
         }
-        self.unname(index, cell);
+        links.remove(0);
+        self.books[book].1.set(hash, links);
+        self.unname(index, plane, &link);
+        self.runs.unlink(link.run);
         done
     }
 
     /// The engine dropped its whole cache.
     pub fn cleared(&mut self, index: &PrefixIndex) {
-        for (_, links) in self.links.drain() {
-            for link in links {
-                index.release(self.worker, link.cell, Reason::Held);
-            }
+        for (_, spot) in self.runs.spots() {
+            index.amend(spot, self.worker, |view| view.end(Plane::is_from_events));
         }
-        self.shared.clear();
+        self.books.clear();
+        self.runs = Runs::default();
+        self.shared = HashMap::new();
         self.copies = 0;
         self.surplus = 0;
+        self.is_unsure = false;
+        self.settle(index);
     }
 
-    /// Distinct names that the engine holds.
+    /// Events were lost and cannot be replayed: nothing is dropped, all blocks become *unsure*. Returns how many.
+    pub fn unconfirm(&mut self, index: &PrefixIndex) -> u64 {
+        let mut unsure = 0;
+        for (_, spot) in self.runs.spots() {
+            index.amend(spot, self.worker, |view| {
+                let blocks = view.told();
+                view.set(Plane::UNSURE, blocks);
+                unsure += u64::from(blocks.count_ones());
+            });
+        }
+        // Removals may be among what was lost: more than one copy is not to be believed.
+        self.trust_one_copy();
+        self.is_unsure = unsure > 0;
+        unsure
+    }
+
+    /// Unsure blocks of this worker. O(runs).
+    pub fn unconfirmed(&self, index: &PrefixIndex) -> u64 {
+        let unsure = |spot: Spot| {
+            let segment = index.shard(spot.head).at(spot)?;
+            Some(u64::from(segment.view(self.worker).bits(Plane::UNSURE).count_ones()))
+        };
+        if self.is_unsure { self.runs.spots().filter_map(|(_, spot)| unsure(spot)).sum() } else { 0 }
+    }
+
+    /// A full report of the blocks in device memory: those in `held` are confirmed, others removed.
+    pub fn reconcile(&mut self, index: &PrefixIndex, held: &HashSet<ExternalHash>) -> Applied {
+        let Some((_, links)) = self.books.iter().find(|(plane, _)| *plane == Plane::HELD) else {
+            return Applied::default();
+        };
+        let all: Vec<(ExternalHash, Link)> = links.iter().collect();
+        self.trust_one_copy();
+        let mut applied = Applied::default();
+        for (hash, link) in all {
+            if held.contains(&hash) {
+                if let Some(spot) = self.runs.spot(&link) {
+                    index.amend(spot, self.worker, |view| view.clear(Plane::UNSURE, 1 << spot.offset));
+                }
+            } else {
+                applied.blocks += self.removed(index, hash).blocks;
+            }
+        }
+        self.settle(index);
+        applied
+    }
+
+    /// Distinct names of held blocks.
     pub fn len(&self) -> usize {
-        self.links.len()
+        self.books.iter().find(|(plane, _)| *plane == Plane::HELD).map_or(0, |(_, links)| links.len())
     }
 
-    /// Whether the engine holds nothing.
+    /// Names in all places.
+    pub fn names(&self) -> usize {
+        self.books.iter().map(|(_, links)| links.len()).sum()
+    }
+
+    /// Whether the engine holds nothing, in no place.
     pub fn is_empty(&self) -> bool {
-        self.links.is_empty()
+        self.names() == 0
     }
 
     /// How often counts of copies fell back to one because their sum exceeded the capacity.
     pub fn trimmed(&self) -> u64 {
         self.trimmed
-    }
-
-    /// The block that `hash` names: the one in `domain` if there are several, else the one stored last.
-    fn resolve(&self, hash: ExternalHash, domain: Domain) -> Option<Link> {
-        let links = self.links.get(&hash)?;
-        links.iter().rev().find(|link| link.domain == domain).or(links.last()).copied()
-    }
-
-    fn link(&mut self, index: &PrefixIndex, hash: ExternalHash, link: Link) {
-        let before = index.hold(self.worker, link.cell, Reason::Held);
-        let links = self.links.entry(hash).or_default();
-        let Some(known) = links.iter().position(|known| known.cell == link.cell) else {
-            links.push(link);
-            self.copies += 1;
-            // Held already, and not under this name: the block has one name more.
-            if before != Before::Absent {
-                *self.shared.entry(link.cell.chain).or_insert(1) += 1;
-            }
-            return;
-        };
-        let mut known = links.remove(known);
-        self.copies -= u64::from(known.copies);
-        self.surplus -= u64::from(known.copies - 1);
-        known.copies = match before {
-            Before::Present => known.copies.saturating_add(1).min(MAX_COPIES),
-            // A response proved that there was none, so this is the only one. Or the index lost it: then one is safe.
-            Before::Doubted | Before::Absent => 1,
-        };
-        self.copies += u64::from(known.copies);
-        self.surplus += u64::from(known.copies - 1);
-        links.push(known);
-    }
-
-    /// One name of `cell` is gone; the last one takes the block with it.
-    fn unname(&mut self, index: &PrefixIndex, cell: Cell) {
-        match self.shared.get_mut(&cell.chain) {
-            Some(names) if *names > 2 => *names -= 1,
-            Some(_) => drop(self.shared.remove(&cell.chain)),
-            None => index.release(self.worker, cell, Reason::Held),
-        }
-    }
-
-    fn trim(&mut self) {
-        let Some(capacity) = self.capacity_blocks else { return };
-        // Without a surplus there is nothing to take back: removals were lost, and only a replay can tell which.
-        if self.copies <= u64::from(capacity) || self.surplus == 0 {
-            return;
-        }
-        for link in self.links.values_mut().flatten() {
-            link.copies = 1;
-        }
-        self.copies -= self.surplus;
-        self.surplus = 0;
-        self.trimmed += 1;
-    }
-}
-
-/// The cell after `parent`.
-fn child(parent: Option<Cell>, chain: ChainHash) -> Cell {
-    match parent {
-        Some(parent) if !(parent.position as usize + 1).is_multiple_of(RUN) => {
-            Cell { chain, position: parent.position + 1, home: parent.home }
-        }
-        parent => Cell { chain, position: parent.map_or(0, |parent| parent.position + 1), home: home(chain) as u8 },
     }
 }

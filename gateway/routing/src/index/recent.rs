@@ -5,8 +5,9 @@
 //! an earlier response had proven there, all that was last used before that response is gone as well, and the worker is
 //! credited with less room (a tenth) until responses agree again; an engine that caches nothing loses all credit.
 
-use super::shard::Reason;
-use super::{CacheReport, Cell, PrefixIndex, RUN, home};
+use super::claim::Claim;
+use super::plane::Plane;
+use super::{CacheReport, PrefixIndex, Spot};
 use crate::WorkerId;
 use crate::block::ChainHash;
 use hashbrown::HashMap;
@@ -27,6 +28,8 @@ pub(super) struct Recent {
     /// Marks in order of use, oldest first; only the one with a block's latest number counts.
     order: VecDeque<(ChainHash, u64)>,
     next_mark: u64,
+    /// Kept for its memory.
+    spots: Vec<Spot>,
     /// Share of the capacity that responses bear out, 0 to 1.
     share: f64,
     capacity_blocks: u32,
@@ -38,12 +41,20 @@ struct Touch {
     at_ms: u64,
     /// When a response last showed the block computed there.
     proven_ms: Option<u64>,
-    cell: Cell,
+    spot: Spot,
 }
 
 impl Recent {
     pub(super) fn new(worker: WorkerId) -> Self {
-        Self { worker, touched: HashMap::new(), order: VecDeque::new(), next_mark: 0, share: 1.0, capacity_blocks: 0 }
+        Self {
+            worker,
+            touched: HashMap::new(),
+            order: VecDeque::new(),
+            next_mark: 0,
+            spots: Vec::new(),
+            share: 1.0,
+            capacity_blocks: 0,
+        }
     }
 
     pub(super) fn worker(&self) -> WorkerId {
@@ -52,12 +63,18 @@ impl Recent {
 
     pub(super) fn place(&mut self, index: &PrefixIndex, chain: &[ChainHash], capacity_blocks: u32, now_ms: u64) {
         self.capacity_blocks = capacity_blocks;
-        for (run_at, run) in chain.chunks(RUN).enumerate().rev() {
-            let home = home(run[0]) as u8;
-            for (at, &chain) in run.iter().enumerate().rev() {
-                self.touch(index, Cell { chain, position: (run_at * RUN + at) as u32, home }, now_ms);
-            }
+        let claim = Claim { worker: self.worker, plane: Plane::RECENT, until: 0, now: 0 };
+        let mut spots = std::mem::take(&mut self.spots);
+        spots.clear();
+        // All of them, touched before or not: the index may have evicted them.
+        index.hold(claim, None, 0, chain, None, |_, held| {
+            let all = (0..held.count).filter_map(|step| held.spot.after(step));
+            spots.extend(all);
+        });
+        for (&chain, &spot) in chain.iter().zip(&spots).rev() {
+            self.touch(chain, spot, now_ms);
         }
+        self.spots = spots;
         self.shrink(index);
         self.tidy();
     }
@@ -87,8 +104,8 @@ impl Recent {
     }
 
     pub(super) fn clear(&mut self, index: &PrefixIndex) {
-        for (_, touch) in self.touched.drain() {
-            index.release(self.worker, touch.cell, Reason::Recent);
+        for (_, touch) in std::mem::take(&mut self.touched) {
+            self.release(index, touch.spot);
         }
         self.order.clear();
     }
@@ -99,14 +116,20 @@ impl Recent {
         self.order.len()
     }
 
-    fn touch(&mut self, index: &PrefixIndex, cell: Cell, now_ms: u64) {
+    fn touch(&mut self, chain: ChainHash, spot: Spot, now_ms: u64) {
         let mark = self.next_mark;
         self.next_mark += 1;
-        let proven_ms = self.touched.get(&cell.chain).and_then(|touch| touch.proven_ms);
-        self.touched.insert(cell.chain, Touch { mark, at_ms: now_ms, proven_ms, cell });
-        self.order.push_back((cell.chain, mark));
-        // Also when it was touched before: the index may have evicted it.
-        index.hold(self.worker, cell, Reason::Recent);
+        let proven_ms = self.touched.get(&chain).and_then(|touch| touch.proven_ms);
+        self.touched.insert(chain, Touch { mark, at_ms: now_ms, proven_ms, spot });
+        self.order.push_back((chain, mark));
+    }
+
+    /// The worker does not have the block of `spot` any more.
+    fn release(&self, index: &PrefixIndex, spot: Spot) {
+        index.amend(spot, self.worker, |view| {
+            view.clear(Plane::RECENT, 1 << spot.offset);
+            view.clear(Plane::PLACED, 1 << spot.offset);
+        });
     }
 
     fn shrink(&mut self, index: &PrefixIndex) {
@@ -123,7 +146,7 @@ impl Recent {
                         return;
                     }
                     self.touched.remove(&chain);
-                    index.release(self.worker, touch.cell, Reason::Recent);
+                    self.release(index, touch.spot);
                 }
                 _ => {}
             }

@@ -1,295 +1,387 @@
-//! One lock's share of the index: chain hash → holders, with a hard limit.
+//! One shard of the index: a table of segments that any number of readers search while one writer changes it.
+//!
+//! ```text
+//! table ─► slot: head hash ─► segment ─► hashes …        written behind those that readers may see
+//!                                    └─► holders ─► records: (worker, plane), bits      bits change in place
+//! ```
+//!
+//! A reader loads the table, the segment and its holders, each of them whole, and never waits. The writer has the lock of
+//! the shard; it replaces tables, segments and lists of holders where they cannot be changed in place. A reader sees a change
+//! as soon as it is made, and of two changes of one segment never the later one alone.
 
-use super::{Cell, scramble};
+use super::claim::{Bounds, Claim, Held};
+use super::plane::Plane;
+use super::publish::{Loaded, Ordering, Published};
+use super::segment::{Holders, RUN, Record, Segment, View};
+use super::table::{GONE, MIN_SLOTS, Table, slots_for};
+use super::{Spot, scramble};
 use crate::WorkerId;
 use crate::block::ChainHash;
-use hashbrown::HashMap;
-use hashbrown::hash_map;
-use smallvec::SmallVec;
-use std::hash::{BuildHasherDefault, Hasher};
+use parking_lot::{Mutex, MutexGuard};
+use std::cmp::Reverse;
+use std::ops::Deref;
+use std::sync::Arc;
 
-/// Entries looked at to find the one to evict.
+/// Segments looked at to find the one to evict.
 const SAMPLES: usize = 8;
-/// Placement times are kept in these units: 2³² of them are 8 years.
-const TICK_MS: u64 = 64;
+/// Segments with more records than this are tidied by sweeps alone, not at every release.
+const FEW_RECORDS: usize = 4;
 
-/// Monotonic ms → ticks, from 1; 0 is before all of them and means never placed.
-pub(super) fn ticks(ms: u64) -> u32 {
-    (ms / TICK_MS + 1).min(u64::from(u32::MAX)) as u32
-}
+/// A segment that grows gets room for a part of its length more: a block at a time comes while an engine decodes.
+const SPARE: usize = 4;
 
-/// Why a worker counts as holder beyond a placement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reason {
-    /// Its events say so.
-    Held,
-    /// It has no events and used the block recently.
-    Recent,
-}
+/// A segment that a reader found.
+pub(super) struct Found(Loaded<Segment>);
 
-impl Reason {
-    fn flag(self) -> u8 {
-        match self {
-            Self::Held => HELD,
-            Self::Recent => RECENT,
-        }
+impl Deref for Found {
+    type Target = Segment;
+
+    fn deref(&self) -> &Segment {
+        self.0.as_deref().expect("made of loaded segments alone")
     }
 }
 
-const HELD: u8 = 1;
-const RECENT: u8 = 2;
-/// The engine once missed this block although it was held: its count of copies is not to be trusted.
-const DOUBTED: u8 = 4;
-
-/// What stood in the index before a block was entered for [`Reason::Held`] or [`Reason::Recent`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Before {
-    /// The worker did not hold it for that reason, or could not be entered.
-    Absent,
-    /// It did.
-    Present,
-    /// It did, but a response had contradicted it; the doubt is now cleared.
-    Doubted,
-}
-
-/// One worker that holds a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
-    pub(super) worker: WorkerId,
-    placed_until: u32,
-    flags: u8,
-}
-
-impl Holder {
-    pub(super) fn counts(&self, now: u32, own_placements: bool) -> bool {
-        self.flags & (HELD | RECENT) != 0 || (own_placements && self.placed_until > now)
-    }
-
-    /// A random-looking value of all that decides whether this holder counts; sums (by xor) to an entry's signature.
-    fn mix(&self) -> u64 {
-        let identity = u64::from(self.worker.slot) << 32 | u64::from(self.worker.generation);
-        let standing = u64::from(self.placed_until) << 8 | u64::from(self.flags & (HELD | RECENT));
-        scramble(scramble(identity) ^ standing)
-    }
-}
-
-/// Holders of one block.
-#[derive(Debug, Default)]
-pub(super) struct Entry {
-    /// Equal for equal sets of holders.
-    pub(super) signature: u64,
-    /// Position in [`Shard::keys`].
-    at: u32,
-    /// Depth of the block in its prompt.
-    position: u32,
-    /// Ascending by worker.
-    pub(super) holders: SmallVec<[Holder; 2]>,
-}
-
-const _: () = assert!(size_of::<Holder>() == 16);
-const _: () = assert!(size_of::<(ChainHash, Entry)>() <= 72, "ENTRY_BYTES counts on it");
-
-impl Entry {
-    /// Replaces, adds or (by `None`) removes a holder; keeps order and signature.
-    fn set(&mut self, place: Result<usize, usize>, holder: Option<Holder>) {
-        if let Ok(at) = place {
-            self.signature ^= self.holders[at].mix();
-        }
-        match (place, holder) {
-            (Ok(at), Some(holder)) => self.holders[at] = holder,
-            (Ok(at), None) => drop(self.holders.remove(at)),
-            (Err(at), Some(holder)) => self.holders.insert(at, holder),
-            (Err(_), None) => {}
-        }
-        if let Some(holder) = holder {
-            self.signature ^= holder.mix();
-        }
-    }
-
-    fn find(&self, worker: WorkerId) -> Result<usize, usize> {
-        self.holders.binary_search_by_key(&worker, |holder| holder.worker)
-    }
-}
-
-/// Chain hashes are keyed hashes already: hashing them again would only cost.
+/// Counters of a shard.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Identity(u64);
-
-impl Hasher for Identity {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
+pub(super) struct Size {
+    pub(super) segments: usize,
+    pub(super) blocks: usize,
+    pub(super) memberships: usize,
+    pub(super) bytes: usize,
 }
 
-/// Entries under one lock.
+#[derive(Debug, Default)]
+struct Writer {
+    size: Size,
+    /// Slots that are not free.
+    used: usize,
+    serial: u64,
+    seed: u64,
+    evicted: u64,
+}
+
+/// One lock's share of the index.
 #[derive(Debug)]
 pub(super) struct Shard {
-    entries: HashMap<ChainHash, Entry, BuildHasherDefault<Identity>>,
-    /// Every key once, in no order: what eviction samples.
-    keys: Vec<ChainHash>,
-    seed: u64,
+    table: Published<Table>,
+    writer: Mutex<Writer>,
 }
 
 impl Shard {
     pub(super) fn new(seed: u64) -> Self {
-        Self { entries: HashMap::default(), keys: Vec::new(), seed }
+        let table = Table::new(MIN_SLOTS);
+        let size = Size { bytes: table.bytes(), ..Size::default() };
+        Self {
+            table: Published::new(Some(Arc::new(table))),
+            writer: Mutex::new(Writer { size, seed, ..Writer::default() }),
+        }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.keys.len()
+    /// The segment that begins with `head`. Never waits.
+    pub(super) fn find(&self, head: ChainHash) -> Option<Found> {
+        let table = self.table.load();
+        let segment = table.as_ref()?.slot_of(head)?.segment.load();
+        // The slot may have been given to another segment in between.
+        let is_it = segment.as_ref().is_some_and(|segment| segment.head() == Some(head));
+        is_it.then_some(Found(segment))
     }
 
-    pub(super) fn holders(&self) -> usize {
-        self.entries.values().map(|entry| entry.holders.len()).sum()
+    /// The segment of `spot`, unless it went.
+    pub(super) fn at(&self, spot: Spot) -> Option<Found> {
+        self.find(spot.head).filter(|segment| segment.serial == spot.serial)
     }
 
-    pub(super) fn find(&self, chain: ChainHash) -> Option<&Entry> {
-        self.entries.get(&chain)
+    /// Counters and evictions so far.
+    pub(super) fn size(&self) -> (Size, u64) {
+        let writer = self.writer.lock();
+        (writer.size, writer.evicted)
     }
 
-    /// Enters a holder; returns what stood there and how many entries were evicted for it.
+    /// Enters the front of `chain`, whose first block is `position` deep, at `spot` or, without one, in the segment that
+    /// begins with it. Those whose bit in `mask` is not set come in without the claim. `None` when no block of `chain`
+    /// belongs to that segment.
     pub(super) fn hold(
-        &mut self,
-        worker: WorkerId,
-        cell: Cell,
-        reason: Reason,
-        max_entries: usize,
-        is_live: impl Fn(&Holder) -> bool,
-    ) -> (Before, usize) {
-        let evicted = self.make_room(cell.chain, max_entries, &is_live);
-        let entry = self.entry(cell);
-        let place = entry.find(worker);
-        let mut holder = place.map_or(Holder { worker, placed_until: 0, flags: 0 }, |at| entry.holders[at]);
-        let before = match (holder.flags & reason.flag() != 0, holder.flags & DOUBTED != 0) {
-            (false, _) => Before::Absent,
-            (true, false) => Before::Present,
-            (true, true) => Before::Doubted,
+        &self,
+        claim: Claim,
+        spot: Option<Spot>,
+        position: u32,
+        chain: &[ChainHash],
+        mask: u64,
+        bounds: &Bounds<'_>,
+    ) -> Option<Held> {
+        let mut writer = self.writer.lock();
+        let head = spot.map_or(*chain.first()?, |spot| spot.head);
+        let mut segment = match (spot, self.find(head)) {
+            (Some(spot), found) => found.filter(|segment| segment.serial == spot.serial)?,
+            (None, Some(found)) => found,
+            (None, None) => {
+                self.create(&mut writer, position, chain, bounds);
+                self.find(head)?
+            }
         };
-        holder.flags = (holder.flags | reason.flag()) & !DOUBTED;
-        entry.set(place, Some(holder));
-        (before, evicted)
-    }
-
-    /// Enters an own placement that counts until `until`; returns how many entries were evicted for it.
-    pub(super) fn place(
-        &mut self,
-        worker: WorkerId,
-        cell: Cell,
-        until: u32,
-        max_entries: usize,
-        is_live: impl Fn(&Holder) -> bool,
-    ) -> usize {
-        let evicted = self.make_room(cell.chain, max_entries, &is_live);
-        let entry = self.entry(cell);
-        let place = entry.find(worker);
-        let mut holder = place.map_or(Holder { worker, placed_until: 0, flags: 0 }, |at| entry.holders[at]);
-        // What events confirm needs no second reason; leaving it alone keeps signatures equal along the prompt.
-        if holder.flags & HELD == 0 && holder.placed_until < until {
-            holder.placed_until = until;
-            entry.set(place, Some(holder));
+        let offset = spot.map_or(0, |spot| spot.offset as usize);
+        let mut count = segment.matching(offset, chain);
+        if count < chain.len() {
+            count += self.append(&mut writer, &segment, offset + count, &chain[count..], bounds);
+            segment = self.find(head)?;
         }
-        evicted
-    }
-
-    /// Ends one reason; the entry goes with its last holder.
-    pub(super) fn release(&mut self, worker: WorkerId, chain: ChainHash, reason: Reason) {
-        let Some(entry) = self.entries.get_mut(&chain) else { return };
-        let Ok(at) = entry.find(worker) else { return };
-        let mut holder = entry.holders[at];
-        holder.flags &= !(reason.flag() | DOUBTED);
-        // An eviction also refutes a placement: it is about the very block that was placed.
-        let gone = holder.flags == 0;
-        entry.set(Ok(at), (!gone).then_some(holder));
-        if entry.holders.is_empty() {
-            self.drop_entry(chain);
+        if count == 0 {
+            return None;
         }
+        let blocks = (u64::MAX >> (RUN - count) & mask) << offset;
+        let (before, untrusted) = self.enter(&mut writer, &segment, claim, blocks);
+        let spot = Spot { head, serial: segment.serial, offset: offset as u8 };
+        self.make_room(&mut writer, bounds);
+        Some(Held { spot, count, before: before >> offset, untrusted: untrusted >> offset })
     }
 
-    /// Marks a held block as contradicted by a response.
-    pub(super) fn doubt(&mut self, worker: WorkerId, chain: ChainHash) {
-        let Some(entry) = self.entries.get_mut(&chain) else { return };
-        let Ok(at) = entry.find(worker) else { return };
-        if entry.holders[at].flags & HELD != 0 {
-            entry.holders[at].flags |= DOUBTED;
-        }
+    /// Changes what `worker` has of the segment of `spot`.
+    pub(super) fn amend(&self, spot: Spot, worker: WorkerId, change: impl FnOnce(&mut View)) {
+        let mut writer = self.writer.lock();
+        // A block that everybody let go is not there, although a ledger may still have a name for it.
+        let Some(segment) = self.at(spot).filter(|segment| usize::from(spot.offset) < segment.len()) else { return };
+        let mut view = segment.view(worker);
+        change(&mut view);
+        Self::set_view(&mut writer, &segment, worker, view);
+        self.settle(&mut writer, &segment);
     }
 
-    pub(super) fn is_doubted(&self, worker: WorkerId, chain: ChainHash) -> bool {
-        self.entries
-            .get(&chain)
-            .is_some_and(|entry| entry.find(worker).is_ok_and(|at| entry.holders[at].flags & DOUBTED != 0))
-    }
-
-    /// Drops holders that `keeps` refuses and entries that lose all; returns how many holders went.
-    pub(super) fn sweep(&mut self, keeps: impl Fn(&Holder) -> bool) -> usize {
+    /// Drops records that `keeps` refuses, memory that is not needed, and what is too much; returns how many records went.
+    pub(super) fn sweep(&self, keeps: impl Fn(&Holders, &Record) -> bool, bounds: &Bounds<'_>) -> usize {
+        let mut writer = self.writer.lock();
+        let table = self.table.load();
+        let Some(table) = table.as_ref() else { return 0 };
         let mut freed = 0;
-        let mut at = 0;
-        while let Some(&chain) = self.keys.get(at) {
-            let Some(entry) = self.entries.get_mut(&chain) else { break };
-            let mut place = 0;
-            while place < entry.holders.len() {
-                if keeps(&entry.holders[place]) {
-                    place += 1;
-                } else {
-                    entry.set(Ok(place), None);
-                    freed += 1;
+        for slot in &table.slots {
+            let loaded = slot.segment.load();
+            let Some(segment) = loaded.as_ref() else { continue };
+            if let Some(holders) = segment.holders().as_ref() {
+                let gone = holders.records.iter().filter(|record| !keeps(holders, record)).count();
+                if gone > 0 {
+                    freed += gone;
+                    let left = holders.filtered(|record| keeps(holders, record));
+                    writer.size.bytes = writer.size.bytes + left.heap_bytes() - holders.heap_bytes();
+                    writer.size.memberships = writer.size.memberships + left.memberships() - holders.memberships();
+                    segment.set_holders(left);
                 }
             }
-            // A dropped entry's place is taken by the last key, which is looked at next.
-            if entry.holders.is_empty() { self.drop_entry(chain) } else { at += 1 }
-        }
-        freed
-    }
-
-    fn entry(&mut self, cell: Cell) -> &mut Entry {
-        match self.entries.entry(cell.chain) {
-            hash_map::Entry::Occupied(found) => found.into_mut(),
-            hash_map::Entry::Vacant(free) => {
-                let at = self.keys.len() as u32;
-                self.keys.push(cell.chain);
-                free.insert(Entry { at, position: cell.position, ..Entry::default() })
+            self.tidy(&mut writer, segment);
+            let (len, capacity) = (segment.len(), segment.capacity());
+            if len > 0 && len + len / 2 < capacity {
+                self.replace(&mut writer, segment, segment.resized(len));
             }
         }
+        let slots = slots_for(writer.size.segments);
+        if slots * 2 <= table.slots.len() {
+            self.rebuild(&mut writer, slots);
+        }
+        self.make_room(&mut writer, bounds);
+        freed
+    }
+}
+
+/// The writer's side; whoever calls has the lock.
+impl Shard {
+    /// Begins a segment with as many blocks of `chain` as have no segment of their own.
+    fn create(&self, writer: &mut MutexGuard<'_, Writer>, position: u32, chain: &[ChainHash], bounds: &Bounds<'_>) {
+        let most = chain.len().min(RUN);
+        let fork = (1..most).find(|&at| bounds.index.begins(chain[at]));
+        let len = fork.unwrap_or(most);
+        writer.serial += 1;
+        let segment = Segment::new(writer.serial, position, &chain[..len], len);
+        if let Some(fork) = fork {
+            segment.set_fork(fork);
+        }
+        self.reserve(writer);
+        writer.size.segments += 1;
+        writer.size.blocks += len;
+        writer.size.bytes += segment.heap_bytes() + Holders::default().heap_bytes();
+        if let Some(table) = self.table.load().as_ref() {
+            writer.used += usize::from(table.insert(chain[0], Arc::new(segment)));
+        }
     }
 
-    /// Evicts the worst of a few sampled entries when `chain` would be one too many.
-    fn make_room(&mut self, chain: ChainHash, max_entries: usize, is_live: &impl Fn(&Holder) -> bool) -> usize {
-        if self.keys.len() < max_entries || self.entries.contains_key(&chain) {
+    /// Appends blocks from `at` on, up to the first that has a segment of its own; returns how many.
+    fn append(
+        &self,
+        writer: &mut MutexGuard<'_, Writer>,
+        segment: &Segment,
+        at: usize,
+        chain: &[ChainHash],
+        bounds: &Bounds<'_>,
+    ) -> usize {
+        if at < segment.len() {
+            segment.set_fork(at);
+        }
+        if at != segment.len() {
             return 0;
         }
-        let mut worst = None;
-        for _ in 0..SAMPLES {
-            self.seed = self.seed.wrapping_add(1);
-            let at = scramble(self.seed) as usize % self.keys.len();
-            let chain = self.keys[at];
-            let Some(entry) = self.entries.get(&chain) else { continue };
-            let dead = !entry.holders.iter().any(is_live);
-            let rank = (dead, entry.position, std::cmp::Reverse(entry.holders.len()));
-            worst = worst.max(Some((rank, chain)));
+        let fits = |(step, hash): &(usize, &ChainHash)| {
+            let was_another = at + step < segment.filled() && segment.hash(at + step) != Some(**hash);
+            let is_fork = was_another || segment.is_fork(at + step) || bounds.index.begins(**hash);
+            if is_fork {
+                segment.set_fork(at + step);
+            }
+            !is_fork
+        };
+        let count = chain.iter().enumerate().take_while(fits).count();
+        let mut done = 0;
+        while done < count && segment.push(chain[done]) {
+            done += 1;
         }
-        if let Some((_, chain)) = worst {
-            self.drop_entry(chain);
+        if done < count {
+            let need = at + count;
+            let grown = segment.resized(need + need / SPARE);
+            for hash in &chain[done..count] {
+                grown.push(*hash);
+            }
+            self.replace(writer, segment, grown);
         }
-        usize::from(worst.is_some())
+        writer.size.blocks += count;
+        count
     }
 
-    fn drop_entry(&mut self, chain: ChainHash) {
-        let Some(entry) = self.entries.remove(&chain) else { return };
-        self.keys.swap_remove(entry.at as usize);
-        if let Some(moved) = self.keys.get(entry.at as usize)
-            && let Some(other) = self.entries.get_mut(moved)
-        {
-            other.at = entry.at;
+    fn enter(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment, claim: Claim, blocks: u64) -> (u64, u64) {
+        let mut view = segment.view(claim.worker);
+        let before = view.bits(claim.plane) & blocks;
+        let doubts: &[Plane] = match claim.plane {
+            Plane::HELD => &[Plane::DOUBTED, Plane::UNSURE],
+            Plane::RECENT | Plane::PLACED => &[],
+            _ => &[Plane::UNSURE],
+        };
+        let untrusted = doubts.iter().fold(0, |sum, doubt| sum | view.bits(*doubt)) & before;
+        if claim.plane == Plane::PLACED {
+            // What events confirm needs no second reason.
+            let blocks = blocks & !view.bits(Plane::HELD);
+            let until = view.bits(Plane::UNTIL);
+            let still = if until > u64::from(claim.now) { view.bits(Plane::PLACED) } else { 0 };
+            if blocks != 0 {
+                view.set(Plane::PLACED, still | blocks);
+                view.set(Plane::UNTIL, until.max(u64::from(claim.until)));
+            }
+        } else {
+            view.set(claim.plane, view.bits(claim.plane) | blocks);
+            for doubt in doubts {
+                view.clear(*doubt, blocks);
+            }
+            if claim.plane == Plane::HELD {
+                view.clear(Plane::PLACED, blocks);
+            }
         }
+        Self::set_view(writer, segment, claim.worker, view);
+        (before, untrusted)
+    }
+
+    fn set_view(writer: &mut MutexGuard<'_, Writer>, segment: &Segment, worker: WorkerId, view: View) {
+        let measure = || segment.holders().as_ref().map_or(0, |holders| holders.heap_bytes());
+        let (memberships, bytes) = (segment.view(worker).memberships(), measure());
+        writer.size.memberships = writer.size.memberships + view.memberships() - memberships;
+        segment.set_view(worker, view);
+        writer.size.bytes = writer.size.bytes + measure() - bytes;
+    }
+
+    /// Lets blocks and segments go that nobody has any more, where that is quickly told.
+    fn settle(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment) {
+        let few = segment.holders().as_ref().is_none_or(|holders| holders.records.len() <= FEW_RECORDS);
+        if few {
+            self.tidy(writer, segment);
+        }
+    }
+
+    fn tidy(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment) {
+        let union = segment.holders().as_ref().map_or(0, |holders| holders.union());
+        let len = RUN - union.leading_zeros() as usize;
+        if len == 0 {
+            self.remove(writer, segment);
+        } else if len < segment.len() {
+            writer.size.blocks -= segment.len() - len;
+            segment.set_len(len);
+        }
+    }
+
+    fn remove(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment) {
+        let table = self.table.load();
+        let slot = segment.head().and_then(|head| table.as_ref()?.slot_of(head));
+        let Some(slot) = slot else { return };
+        writer.size.segments -= 1;
+        writer.size.blocks -= segment.len();
+        if let Some(holders) = segment.holders().as_ref() {
+            writer.size.memberships -= holders.memberships();
+            writer.size.bytes -= holders.heap_bytes();
+        }
+        writer.size.bytes -= segment.heap_bytes();
+        slot.head.store(GONE, Ordering::Release);
+        slot.segment.store(None);
+    }
+
+    fn replace(&self, writer: &mut MutexGuard<'_, Writer>, old: &Segment, new: Segment) {
+        let table = self.table.load();
+        let Some(slot) = old.head().and_then(|head| table.as_ref()?.slot_of(head)) else { return };
+        writer.size.bytes = writer.size.bytes + new.heap_bytes() - old.heap_bytes();
+        slot.segment.store(Some(Arc::new(new)));
+    }
+
+    /// Makes room in the table for one more segment.
+    fn reserve(&self, writer: &mut MutexGuard<'_, Writer>) {
+        let slots = self.table.load().as_ref().map_or(0, |table| table.slots.len());
+        if (writer.used + 1) * 4 > slots * 3 {
+            self.rebuild(writer, slots_for(writer.size.segments + 1));
+        }
+    }
+
+    fn rebuild(&self, writer: &mut MutexGuard<'_, Writer>, slots: usize) {
+        let old = self.table.load();
+        let new = Table::new(slots);
+        writer.used = 0;
+        for slot in old.iter().flat_map(|old| &old.slots) {
+            let loaded = slot.segment.load();
+            if let Some((head, segment)) = loaded.as_ref().and_then(|segment| Some((segment.head()?, segment))) {
+                writer.used += usize::from(new.insert(head, segment.clone()));
+            }
+        }
+        let before = old.as_ref().map_or(0, |old| old.bytes());
+        writer.size.bytes = writer.size.bytes + new.bytes() - before;
+        self.table.store(Some(Arc::new(new)));
+    }
+
+    /// Evicts while there is too much: each time the worst of a few sampled segments.
+    fn make_room(&self, writer: &mut MutexGuard<'_, Writer>, bounds: &Bounds<'_>) {
+        while writer.size.bytes > bounds.max_bytes && writer.size.segments > 0 {
+            let Some(worst) = self.sample(writer, bounds) else { return };
+            let blocks = worst.len();
+            self.remove(writer, &worst);
+            writer.evicted += blocks as u64;
+            self.shrink(writer);
+        }
+    }
+
+    fn shrink(&self, writer: &mut MutexGuard<'_, Writer>) {
+        let slots = slots_for(writer.size.segments);
+        let now = self.table.load().as_ref().map_or(0, |table| table.slots.len());
+        if slots * 4 <= now {
+            self.rebuild(writer, slots);
+        }
+    }
+
+    fn sample(&self, writer: &mut MutexGuard<'_, Writer>, bounds: &Bounds<'_>) -> Option<Found> {
+        let table = self.table.load();
+        let table = table.as_ref()?;
+        let mut worst = None;
+        for _ in 0..SAMPLES {
+            writer.seed = writer.seed.wrapping_add(1);
+            let first = scramble(writer.seed) as usize;
+            let mask = table.slots.len() - 1;
+            let taken = (0..=mask).map(|step| table.slots[(first + step) & mask].segment.load());
+            let Some(found) = taken.into_iter().find(|loaded| loaded.is_some()) else { break };
+            let found = Found(found);
+            let rank = found.holders().as_ref().map(|holders| {
+                let dead = !holders.records.iter().any(|record| bounds.index.is_live(record));
+                (dead, found.position, Reverse(holders.records.len()))
+            });
+            if worst.as_ref().is_none_or(|(known, _)| *known < rank) {
+                worst = Some((rank, found));
+            }
+        }
+        worst.map(|(_, found)| found)
     }
 }

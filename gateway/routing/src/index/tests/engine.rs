@@ -103,7 +103,7 @@ proptest! {
     fn predicted_hits_equal_what_the_engine_reused(
         capacity in 3usize..40, steps in prop::collection::vec(step(), 1..150),
     ) {
-        let index = PrefixIndex::new(1 << 20);
+        let index = PrefixIndex::with_budget(BUDGET);
         let mut engines: Vec<Engine> = (0..3).map(|slot| Engine::new(slot, capacity)).collect();
         let mut out = Hits::default();
         for (turn, step) in steps.into_iter().enumerate() {

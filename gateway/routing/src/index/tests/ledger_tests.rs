@@ -1,7 +1,7 @@
 use super::*;
 
 fn setup() -> (PrefixIndex, Ledger) {
-    (PrefixIndex::new(100_000), Ledger::new(W))
+    (PrefixIndex::with_budget(BUDGET), Ledger::new(W))
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_name_of_two_blocks_removes_the_older_and_continues_in_its_domain() {
     assert_eq!(hits(&index, &[5, 6], 0, false), [(W, 2)]);
     ledger.removed(&index, ExternalHash(1));
     assert_eq!(hits(&index, &[5, 6], 0, false), []);
-    assert_eq!(index.stats().entries, 2, "the block of the other domain and the child");
+    assert_eq!(index.stats().holders, 2, "the block of the other domain and the child");
 }
 
 #[test]

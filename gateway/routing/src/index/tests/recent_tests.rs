@@ -10,7 +10,7 @@ fn report(predicted: u32, cached: u32, placed_at_ms: u64) -> CacheReport {
 
 #[test]
 fn the_most_recently_used_blocks_are_kept() {
-    let index = PrefixIndex::new(10_000);
+    let index = PrefixIndex::with_budget(BUDGET);
     let (a, b, c) = (prompt(1, 100), prompt(2, 100), prompt(3, 100));
     index.place(W, &chain(&a, 1), recent(250), 1);
     index.place(W, &chain(&b, 1), recent(250), 2);
@@ -25,7 +25,7 @@ fn the_most_recently_used_blocks_are_kept() {
 
 #[test]
 fn a_prompt_larger_than_the_cache_keeps_its_head() {
-    let index = PrefixIndex::new(10_000);
+    let index = PrefixIndex::with_budget(BUDGET);
     let tokens = prompt(1, 300);
     index.place(W, &chain(&tokens, 1), recent(120), 1);
     assert_eq!(hits(&index, &tokens, 1, true), [(W, 120)]);
@@ -33,7 +33,7 @@ fn a_prompt_larger_than_the_cache_keeps_its_head() {
 
 #[test]
 fn a_proven_miss_takes_everything_older_with_it() {
-    let index = PrefixIndex::new(10_000);
+    let index = PrefixIndex::with_budget(BUDGET);
     let (a, b, c) = (prompt(1, 10), prompt(2, 10), prompt(3, 10));
     for (tokens, at_ms) in [(&b, 0), (&a, 100), (&c, 300)] {
         index.place(W, &chain(tokens, 1), recent(1_000), at_ms);
@@ -49,7 +49,7 @@ fn a_proven_miss_takes_everything_older_with_it() {
 
 #[test]
 fn siblings_in_flight_prove_nothing() {
-    let index = PrefixIndex::new(10_000);
+    let index = PrefixIndex::with_budget(BUDGET);
     let (a, b) = (prompt(1, 10), prompt(2, 10));
     index.place(W, &chain(&b, 1), recent(1_000), 0);
     index.place(W, &chain(&a, 1), recent(1_000), 1);
@@ -62,7 +62,7 @@ fn siblings_in_flight_prove_nothing() {
 
 #[test]
 fn an_engine_that_caches_nothing_loses_its_credit_and_may_regain_it() {
-    let index = PrefixIndex::new(10_000);
+    let index = PrefixIndex::with_budget(BUDGET);
     let tokens = prompt(1, 50);
     let held = |index: &PrefixIndex| hits(index, &tokens, 0, true).first().map_or(0, |hit| hit.1);
     let mut at_ms = 0;
@@ -84,7 +84,7 @@ fn an_engine_that_caches_nothing_loses_its_credit_and_may_regain_it() {
 
 #[test]
 fn events_take_over_from_guesses() {
-    let index = PrefixIndex::new(10_000);
+    let index = PrefixIndex::with_budget(BUDGET);
     let tokens = prompt(1, 10);
     index.place(W, &chain(&tokens, 1), recent(100), 0);
     index.forget_placements(W);
@@ -94,7 +94,7 @@ fn events_take_over_from_guesses() {
 
 #[test]
 fn many_touches_of_few_blocks_stay_small() {
-    let index = PrefixIndex::new(10_000);
+    let index = PrefixIndex::with_budget(BUDGET);
     let tokens = prompt(1, 10);
     for at_ms in 0..10_000 {
         index.place(W, &chain(&tokens, 1), recent(100), at_ms);
