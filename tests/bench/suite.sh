@@ -14,6 +14,7 @@ mkdir -p "$out/metrics"
 
 REPS=${REPS:-5}
 QUICK=${QUICK:-}
+asked="${TESTS:+TESTS=\"$TESTS\" }${PEERS:+PEERS=\"$PEERS\" }"
 TESTS=${TESTS:-small c1 c1s c1sq burst p32k_cold p32k_seen p400k_cold p400k_seen stream}
 PEERS=${PEERS:-direct nginx haproxy sglang_rr sglang_ca vllm_rr vllm_ca dynamo_rr dynamo_kv dynamo_kv_fast forebay_rr forebay_kv}
 [ -z "$QUICK" ] || REPS=1
@@ -29,7 +30,7 @@ describe_machine() {
   machine system "$(. /etc/os-release && echo "$PRETTY_NAME"), kernel $(uname -r)"
   machine "load before" "$(cut -d' ' -f1-3 /proc/loadavg)"
   machine cores "router $router_core, client and engines $load_core"
-  machine command "REPS=$REPS${QUICK:+ QUICK=1} tests/bench/run.sh"
+  machine command "REPS=$REPS ${QUICK:+QUICK=1 }${asked}tests/bench/run.sh"
   machine forebay "$(git -C "$root" describe --always --dirty 2>/dev/null), profile $(basename "$bin")"
   machine nginx "$(nginx -v 2>&1 | sed 's|.*/||')"
   machine haproxy "$(haproxy -v 2>/dev/null | sed -n '1s/.*version \([^ ]*\).*/\1/p')"
