@@ -59,6 +59,7 @@ impl HashKey {
         self.hash(text)
     }
 
+    #[inline(always)]
     fn hash(&self, bytes: &[u8]) -> u64 {
         xxh3_64_with_secret(bytes, &self.secret)
     }
@@ -136,6 +137,7 @@ pub fn local(key: &HashKey, domain: Domain, tokens: &[u32]) -> LocalHash {
 }
 
 /// Hash of a block, given by itself, that follows `parent` (`None` at the start).
+#[inline]
 pub fn link(key: &HashKey, parent: Option<ChainHash>, LocalHash(local): LocalHash) -> ChainHash {
     let local = local.to_le_bytes();
     let Some(ChainHash(parent)) = parent else { return ChainHash(key.hash(&local)) };
@@ -148,15 +150,44 @@ pub fn link(key: &HashKey, parent: Option<ChainHash>, LocalHash(local): LocalHas
 /// Appends to `out` the chain hashes of every complete block of `tokens`; the partial tail is dropped. A block size of
 /// zero has no blocks.
 pub fn chain(key: &HashKey, domain: Domain, block_size: u32, tokens: &[u32], out: &mut Vec<ChainHash>) {
+    chain_after(key, domain, None, block_size, tokens, out);
+}
+
+/// Like [`chain`], for blocks that follow `parent`.
+pub fn chain_after(
+    key: &HashKey,
+    domain: Domain,
+    parent: Option<ChainHash>,
+    block_size: u32,
+    tokens: &[u32],
+    out: &mut Vec<ChainHash>,
+) {
     let Some(blocks) = tokens.len().checked_div(block_size as usize) else { return };
     out.reserve(blocks);
-    let mut encoder = Encoder::new(domain);
-    let mut parent = None;
-    for block in tokens.chunks_exact(block_size as usize) {
-        let hash = link(key, parent, LocalHash(encoder.local(key, block)));
-        out.push(hash);
-        parent = Some(hash);
+    // Of the usual sizes the compiler knows the length of what is hashed, and leaves out most of the hash.
+    match block_size {
+        16 => link_all(key, domain, parent, tokens.as_chunks::<16>().0, out),
+        32 => link_all(key, domain, parent, tokens.as_chunks::<32>().0, out),
+        64 => link_all(key, domain, parent, tokens.as_chunks::<64>().0, out),
+        size => link_all(key, domain, parent, tokens.chunks_exact(size as usize), out),
     }
+}
+
+#[inline(always)]
+fn link_all<B: AsRef<[u32]>>(
+    key: &HashKey,
+    domain: Domain,
+    parent: Option<ChainHash>,
+    blocks: impl IntoIterator<Item = B>,
+    out: &mut Vec<ChainHash>,
+) {
+    let mut encoder = Encoder::new(domain);
+    let mut last = parent;
+    out.extend(blocks.into_iter().map(|block| {
+        let hash = link(key, last, LocalHash(encoder.local(key, block.as_ref())));
+        last = Some(hash);
+        hash
+    }));
 }
 
 /// The bytes of a block as they are hashed: the domain, written once, then tokens.
@@ -171,6 +202,7 @@ impl Encoder {
         Self { bytes }
     }
 
+    #[inline(always)]
     fn local(&mut self, key: &HashKey, tokens: &[u32]) -> u64 {
         if tokens.len() <= STACK_TOKENS {
             let used = DOMAIN_BYTES + tokens.len() * 4;
@@ -188,9 +220,16 @@ impl Encoder {
     }
 }
 
-/// `bytes` is four times as long as `tokens`.
+/// `bytes` is four times as long as `tokens`. Written in the pieces in which the hash reads them: it would wait for the
+/// halves of what was written in smaller ones.
+#[inline(always)]
 fn encode(tokens: &[u32], bytes: &mut [u8]) {
-    for (token, slot) in tokens.iter().zip(bytes.chunks_exact_mut(4)) {
+    let (pairs, odd) = tokens.as_chunks::<2>();
+    let (slots, rest) = bytes.as_chunks_mut::<8>();
+    for ([low, high], slot) in pairs.iter().zip(slots) {
+        *slot = (u64::from(*low) | u64::from(*high) << 32).to_le_bytes();
+    }
+    for (token, slot) in odd.iter().zip(rest.chunks_exact_mut(4)) {
         slot.copy_from_slice(&token.to_le_bytes());
     }
 }
