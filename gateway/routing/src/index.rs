@@ -65,7 +65,7 @@ pub use segment::RUN;
 use crate::WorkerId;
 use crate::block::ChainHash;
 use crate::event::MAX_WORKERS;
-use claim::{Bounds, Claim, Held, Surroundings};
+use claim::{Bounds, Claim, From, Held, Surroundings};
 use parking_lot::Mutex;
 use plane::Plane;
 use recent::Recent;
@@ -73,7 +73,7 @@ use segment::{Holders, Record, Segment, View};
 use shard::Shard;
 use slot::Slots;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Independent writers. Segments spread over them by their first hash.
 const SHARDS: usize = 64;
@@ -152,6 +152,8 @@ pub struct PrefixIndex {
     next_sweep: AtomicUsize,
     swept: AtomicU64,
     budget_bytes: usize,
+    /// Segments that go on from one which is gone.
+    dangling: AtomicUsize,
     /// Shared with ledgers, which give back what they have when they go.
     ledger_bytes: Arc<AtomicUsize>,
 }
@@ -165,10 +167,9 @@ struct Spot {
 }
 
 impl Spot {
-    /// Where the block after the `count`th from here belongs, if that segment may have it.
-    fn after(self, count: usize) -> Option<Self> {
-        let offset = usize::from(self.offset) + count;
-        (offset < RUN).then_some(Self { offset: offset as u8, ..self })
+    /// The block `count` further in the same segment.
+    fn after(self, count: usize) -> Self {
+        Self { offset: self.offset + count as u8, ..self }
     }
 }
 
@@ -182,6 +183,7 @@ impl PrefixIndex {
             next_sweep: AtomicUsize::new(0),
             swept: AtomicU64::new(0),
             budget_bytes: bytes,
+            dangling: AtomicUsize::new(0),
             ledger_bytes: Arc::default(),
         }
     }
@@ -264,13 +266,13 @@ impl PrefixIndex {
         self.slots.correction(worker)
     }
 
-    /// Enters `chain`, which follows `spot` (`None`: nothing that is known) at depth `position`. `visit` gets for every
-    /// piece its place in `chain` and what stood there. `mask` chooses among at most [`RUN`] blocks those that are claimed;
-    /// without one all are.
+    /// Enters `chain`, which follows the block at `parent` (`None`: nothing that is known) at depth `position`. `visit` gets
+    /// for every piece its place in `chain` and what stood there. `mask` chooses among at most [`RUN`] blocks those that are
+    /// claimed; without one all are.
     fn hold(
         &self,
         claim: Claim,
-        spot: Option<Spot>,
+        parent: Option<Spot>,
         position: u32,
         chain: &[ChainHash],
         mask: Option<u64>,
@@ -280,23 +282,21 @@ impl PrefixIndex {
             return;
         }
         let bounds = self.bounds();
-        let mut spot = spot;
+        let mut parent = parent;
         let mut done = 0;
-        while done < chain.len() {
-            let home = spot.map_or(chain[done], |spot| spot.head);
+        while let Some(&next) = chain.get(done) {
             let rest = mask.map_or(u64::MAX, |mask| mask.checked_shr(done as u32).unwrap_or(0));
-            let depth = position + done as u32;
-            match self.shard(home).hold(claim, spot, depth, &chain[done..], rest, &bounds) {
-                Some(held) => {
-                    visit(done, &held);
-                    done += held.count;
-                    spot = held.spot.after(held.count);
-                }
-                // It belongs to a segment of its own.
-                None if spot.is_some() => spot = None,
-                // Evicted as soon as it was entered: there is no room at all.
-                None => return,
-            }
+            let from = From { parent, position: position + done as u32 };
+            let piece = &chain[done..];
+            // The parent's segment has it, or it begins one of its own.
+            let inside =
+                parent.and_then(|parent| self.shard(parent.head).hold_inside(claim, parent, piece, rest, &bounds));
+            let held = inside.or_else(|| self.shard(next).hold_ahead(claim, from, piece, rest, &bounds));
+            // Evicted as soon as it was entered: there is no room at all.
+            let Some(held) = held else { return };
+            visit(done, &held);
+            done += held.count;
+            parent = Some(held.last());
         }
     }
 
@@ -316,7 +316,7 @@ impl PrefixIndex {
     }
 
     fn amend(&self, spot: Spot, worker: WorkerId, change: impl FnOnce(&mut View)) {
-        self.shard(spot.head).amend(spot, worker, change);
+        self.shard(spot.head).amend(spot, worker, &self.bounds(), change);
     }
 
     /// Whether a response contradicted that `worker` has the block.
@@ -368,7 +368,15 @@ impl Surroundings for PrefixIndex {
     }
 
     fn begins(&self, hash: ChainHash) -> bool {
-        self.shard(hash).find(hash).is_some()
+        self.dangling.load(Ordering::Acquire) > 0 && self.shard(hash).find(hash).is_some()
+    }
+
+    fn children(&self, spot: Spot) -> Option<Arc<AtomicU32>> {
+        self.shard(spot.head).at(spot).map(|segment| segment.children.clone())
+    }
+
+    fn dangling(&self) -> &AtomicUsize {
+        &self.dangling
     }
 }
 

@@ -174,14 +174,8 @@ impl Ledger {
         if block_size == 0 || tokens.len() as u64 != u64::from(count) * u64::from(block_size) {
             return Applied { refused: count, ..Applied::default() };
         }
-        let blocks = tokens.chunks_exact(block_size as usize);
         self.enter(index, place, domain, parent, hashes, |domain, parent, out| {
-            let mut last = parent;
-            for tokens in blocks {
-                let chain = block::extend(key, domain, last, tokens);
-                out.push(chain);
-                last = Some(chain);
-            }
+            block::chain_after(key, domain, parent, block_size, tokens, out);
         })
     }
 

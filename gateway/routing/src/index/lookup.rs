@@ -4,7 +4,7 @@
 //! ascending like the candidates, narrow them. Who has more than plain blocks in device memory (other tiers, further
 //! attention groups, unsure blocks) is set aside and walked through alone, with all planes, at the end.
 
-use super::plane::{self, GroupKind, Plane};
+use super::plane::{self, GroupKind, PLANES, Plane};
 use super::segment::{Record, Segment};
 use super::slot::{Groups, Standing};
 use super::{MAX_GROUPS, PrefixIndex, mask, ticks};
@@ -83,19 +83,14 @@ impl PrefixIndex {
     pub fn lookup(&self, chain: &[ChainHash], now_ms: u64, own_placements: bool, out: &mut Hits) {
         out.clear();
         let moment = Moment { now: u64::from(ticks(now_ms)), own_placements };
-        let mut depth = 0;
         self.walk(chain, |position, segment, _, count| {
             if position == 0 {
                 self.begin(segment, count, moment, out);
             } else {
                 narrow(segment, position, count, moment, out);
             }
-            depth = position + count;
             !out.active.is_empty()
         });
-        for &at in &out.active {
-            out.blocks[at as usize].1 = depth as u32;
-        }
         if !out.special.is_empty() {
             self.finish(chain, moment, out);
         }
@@ -158,7 +153,17 @@ struct Group {
 }
 
 /// Takes the records of the worker of `key` from the front of `rest`.
+#[inline]
 fn gather(rest: &mut &[Record], key: u64, moment: Moment) -> Group {
+    // Nearly all workers have one record, of plain blocks.
+    if let [only, others @ ..] = *rest
+        && only.plane() <= Plane::RECENT
+        && only.key >> 8 == key >> 8
+        && others.first().is_none_or(|next| next.key >> 8 != key >> 8)
+    {
+        *rest = others;
+        return Group { have: only.bits(), is_special: false };
+    }
     let mut group = Group { have: 0, is_special: false };
     let mut placed = 0;
     while let Some(record) = rest.first().filter(|record| record.key >> 8 == key >> 8) {
@@ -174,31 +179,35 @@ fn gather(rest: &mut &[Record], key: u64, moment: Moment) -> Group {
     group
 }
 
-/// Keeps active those that have all `count` blocks of `segment`, and settles the depth of the others.
+/// Keeps active those that have all `count` blocks of `segment`; the depth of the others stands.
+///
+/// Behind a head that everybody has come segments of few, so it is the records that are gone through.
 fn narrow(segment: &Segment, position: usize, count: usize, moment: Moment, out: &mut Hits) {
     let holders = segment.holders();
     let mut rest = holders.as_ref().map_or(&[][..], |holders| &holders.records);
-    let is_sparse = out.active.len() * SPARSE < rest.len();
-    let mut kept = 0;
-    for place in 0..out.active.len() {
-        let at = out.active[place];
+    let is_crowded = out.active.len() * SPARSE < rest.len();
+    let (mut kept, mut next) = (0, 0);
+    while let (Some(record), Some(&at)) = (rest.first(), out.active.get(next)) {
         let base = plane::base(out.blocks[at as usize].0);
-        if is_sparse {
-            rest = &rest[rest.partition_point(|record| record.key < base)..];
-        } else {
-            while rest.first().is_some_and(|record| record.key < base) {
-                rest = &rest[1..];
-            }
+        if record.key < base {
+            let behind = if is_crowded { rest.partition_point(|record| record.key < base) } else { 1 };
+            rest = &rest[behind..];
+            continue;
         }
+        if record.key >= base + PLANES {
+            let worker = record.worker();
+            next += out.active[next..].partition_point(|&at| out.blocks[at as usize].0 < worker);
+            continue;
+        }
+        next += 1;
         let group = gather(&mut rest, base, moment);
         let blocks = (group.have.trailing_ones() as usize).min(count);
+        out.blocks[at as usize].1 = (position + blocks) as u32;
         if group.is_special {
             out.special.push(at);
         } else if blocks == count {
             out.active[kept] = at;
             kept += 1;
-        } else {
-            out.blocks[at as usize].1 = (position + blocks) as u32;
         }
     }
     out.active.truncate(kept);

@@ -110,6 +110,9 @@ impl Plane {
     }
 }
 
+/// Sort keys of one worker.
+pub(super) const PLANES: u64 = 256;
+
 /// Sort key of a record: worker, then plane.
 pub(super) fn key(worker: WorkerId, plane: Plane) -> u64 {
     base(worker) | u64::from(plane.0)

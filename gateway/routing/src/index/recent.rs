@@ -68,7 +68,7 @@ impl Recent {
         spots.clear();
         // All of them, touched before or not: the index may have evicted them.
         index.hold(claim, None, 0, chain, None, |_, held| {
-            let all = (0..held.count).filter_map(|step| held.spot.after(step));
+            let all = (0..held.count).map(|step| held.spot.after(step));
             spots.extend(all);
         });
         for (&chain, &spot) in chain.iter().zip(&spots).rev() {

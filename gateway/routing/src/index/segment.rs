@@ -12,6 +12,7 @@ use crate::block::ChainHash;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32 as Counter;
 
 /// Blocks of a segment at most: their membership is one word for each holder.
 pub const RUN: usize = 64;
@@ -57,7 +58,7 @@ impl Holders {
     pub(super) fn of(&self, worker: WorkerId) -> Range<usize> {
         let base = plane::base(worker);
         let from = self.records.partition_point(|record| record.key < base);
-        let more = self.records[from..].iter().take_while(|record| record.key < base + 256).count();
+        let more = self.records[from..].iter().take_while(|record| record.key < base + plane::PLANES).count();
         from..from + more
     }
 
@@ -108,6 +109,8 @@ impl Holders {
 pub(super) struct Segment {
     /// Tells this segment from an earlier one with the same head.
     pub(super) serial: u64,
+    /// The first block, here as well: whoever finds a segment compares it.
+    head: ChainHash,
     /// Depth of the first block in its prompt.
     pub(super) position: u32,
     /// Blocks that count; those behind them have lost all holders.
@@ -118,20 +121,40 @@ pub(super) struct Segment {
     forks: AtomicU64,
     hashes: Box<[AtomicU64]>,
     holders: Published<Holders>,
+    /// Segments that go on from this one, and [`IS_GONE`] once it is gone; writers of other shards count here.
+    pub(super) children: Arc<Counter>,
+    pub(super) parent: Parent,
+}
+
+/// Of a segment whose children are counted: it is gone.
+pub(super) const IS_GONE: u32 = 1 << 31;
+
+/// What a segment goes on from.
+#[derive(Clone, Debug)]
+pub(super) enum Parent {
+    /// Nothing: it begins prompts.
+    Start,
+    /// A segment, by its count of children.
+    Segment(Arc<Counter>),
+    /// Something that was gone already.
+    Gone,
 }
 
 impl Segment {
     /// A segment without holders. `hashes` has 1 to `capacity` elements.
-    pub(super) fn new(serial: u64, position: u32, hashes: &[ChainHash], capacity: usize) -> Self {
+    pub(super) fn new(serial: u64, position: u32, parent: Parent, hashes: &[ChainHash], capacity: usize) -> Self {
         let at = |at: usize| AtomicU64::new(hashes.get(at).map_or(0, |hash| hash.0));
         Self {
             serial,
+            head: hashes.first().copied().unwrap_or(ChainHash(0)),
             position,
             len: AtomicU32::new(hashes.len() as u32),
             filled: AtomicU32::new(hashes.len() as u32),
             forks: AtomicU64::new(0),
             hashes: (0..capacity.clamp(hashes.len().max(1), RUN)).map(at).collect(),
             holders: Published::new(Some(Arc::new(Holders::default()))),
+            children: Arc::default(),
+            parent,
         }
     }
 
@@ -155,8 +178,8 @@ impl Segment {
         self.hashes.get(at).map(|hash| ChainHash(hash.load(Ordering::Relaxed)))
     }
 
-    pub(super) fn head(&self) -> Option<ChainHash> {
-        self.hash(0)
+    pub(super) fn head(&self) -> ChainHash {
+        self.head
     }
 
     pub(super) fn holders(&self) -> Loaded<Holders> {
@@ -213,7 +236,8 @@ impl Segment {
     pub(super) fn resized(&self, capacity: usize) -> Self {
         let len = self.len();
         let hashes: SmallVec<[ChainHash; RUN]> = (0..len).filter_map(|at| self.hash(at)).collect();
-        let next = Self::new(self.serial, self.position, &hashes, capacity);
+        let mut next = Self::new(self.serial, self.position, self.parent.clone(), &hashes, capacity);
+        next.children = self.children.clone();
         next.forks.store(self.forks.load(Ordering::Relaxed), Ordering::Relaxed);
         if len < self.filled() {
             next.set_fork(len);
@@ -254,7 +278,8 @@ impl Segment {
 
     pub(super) fn heap_bytes(&self) -> usize {
         let hashes = self.hashes.len() * size_of::<AtomicU64>() + MALLOC_BYTES;
-        ARC_BYTES + size_of::<Self>() + MALLOC_BYTES + hashes
+        let counter = ARC_BYTES + size_of::<Counter>() + MALLOC_BYTES;
+        ARC_BYTES + size_of::<Self>() + MALLOC_BYTES + hashes + counter
     }
 }
 

@@ -9,10 +9,10 @@
 //! the shard; it replaces tables, segments and lists of holders where they cannot be changed in place. A reader sees a change
 //! as soon as it is made, and of two changes of one segment never the later one alone.
 
-use super::claim::{Bounds, Claim, Held};
+use super::claim::{Bounds, Claim, From, Held};
 use super::plane::Plane;
 use super::publish::{Loaded, Ordering, Published};
-use super::segment::{Holders, RUN, Record, Segment, View};
+use super::segment::{Holders, IS_GONE, Parent, RUN, Record, Segment, View};
 use super::table::{GONE, MIN_SLOTS, Table, slots_for};
 use super::{Spot, scramble};
 use crate::WorkerId;
@@ -82,7 +82,7 @@ impl Shard {
         let table = self.table.load();
         let segment = table.as_ref()?.slot_of(head)?.segment.load();
         // The slot may have been given to another segment in between.
-        let is_it = segment.as_ref().is_some_and(|segment| segment.head() == Some(head));
+        let is_it = segment.as_ref().is_some_and(|segment| segment.head() == head);
         is_it.then_some(Found(segment))
     }
 
@@ -97,53 +97,52 @@ impl Shard {
         (writer.size, writer.evicted)
     }
 
-    /// Enters the front of `chain`, whose first block is `position` deep, at `spot` or, without one, in the segment that
-    /// begins with it. Those whose bit in `mask` is not set come in without the claim. `None` when no block of `chain`
-    /// belongs to that segment.
-    pub(super) fn hold(
+    /// Enters the front of `chain` in the segment of its `parent`; `None` when it goes on in another. Blocks whose bit in
+    /// `mask` is not set come in without the claim.
+    pub(super) fn hold_inside(
         &self,
         claim: Claim,
-        spot: Option<Spot>,
-        position: u32,
+        parent: Spot,
+        chain: &[ChainHash],
+        mask: u64,
+        bounds: &Bounds<'_>,
+    ) -> Option<Held> {
+        if usize::from(parent.offset) + 1 >= RUN {
+            return None;
+        }
+        let mut writer = self.writer.lock();
+        let segment = self.at(parent)?;
+        self.hold(&mut writer, claim, segment, parent.after(1), chain, mask, bounds)
+    }
+
+    /// Enters the front of `chain` in the segment that begins with it.
+    pub(super) fn hold_ahead(
+        &self,
+        claim: Claim,
+        from: From,
         chain: &[ChainHash],
         mask: u64,
         bounds: &Bounds<'_>,
     ) -> Option<Held> {
         let mut writer = self.writer.lock();
-        let head = spot.map_or(*chain.first()?, |spot| spot.head);
-        let mut segment = match (spot, self.find(head)) {
-            (Some(spot), found) => found.filter(|segment| segment.serial == spot.serial)?,
-            (None, Some(found)) => found,
-            (None, None) => {
-                self.create(&mut writer, position, chain, bounds);
-                self.find(head)?
-            }
-        };
-        let offset = spot.map_or(0, |spot| spot.offset as usize);
-        let mut count = segment.matching(offset, chain);
-        if count < chain.len() {
-            count += self.append(&mut writer, &segment, offset + count, &chain[count..], bounds);
-            segment = self.find(head)?;
+        let head = *chain.first()?;
+        if self.find(head).is_none() {
+            self.create(&mut writer, from, chain, bounds);
         }
-        if count == 0 {
-            return None;
-        }
-        let blocks = (u64::MAX >> (RUN - count) & mask) << offset;
-        let (before, untrusted) = self.enter(&mut writer, &segment, claim, blocks);
-        let spot = Spot { head, serial: segment.serial, offset: offset as u8 };
-        self.make_room(&mut writer, bounds);
-        Some(Held { spot, count, before: before >> offset, untrusted: untrusted >> offset })
+        let segment = self.find(head)?;
+        let spot = Spot { head, serial: segment.serial, offset: 0 };
+        self.hold(&mut writer, claim, segment, spot, chain, mask, bounds)
     }
 
     /// Changes what `worker` has of the segment of `spot`.
-    pub(super) fn amend(&self, spot: Spot, worker: WorkerId, change: impl FnOnce(&mut View)) {
+    pub(super) fn amend(&self, spot: Spot, worker: WorkerId, bounds: &Bounds<'_>, change: impl FnOnce(&mut View)) {
         let mut writer = self.writer.lock();
         // A block that everybody let go is not there, although a ledger may still have a name for it.
         let Some(segment) = self.at(spot).filter(|segment| usize::from(spot.offset) < segment.len()) else { return };
         let mut view = segment.view(worker);
         change(&mut view);
         Self::set_view(&mut writer, &segment, worker, view);
-        self.settle(&mut writer, &segment);
+        self.settle(&mut writer, &segment, bounds);
     }
 
     /// Drops records that `keeps` refuses, memory that is not needed, and what is too much; returns how many records went.
@@ -165,7 +164,7 @@ impl Shard {
                     segment.set_holders(left);
                 }
             }
-            self.tidy(&mut writer, segment);
+            self.tidy(&mut writer, segment, bounds);
             let (len, capacity) = (segment.len(), segment.capacity());
             if len > 0 && len + len / 2 < capacity {
                 self.replace(&mut writer, segment, segment.resized(len));
@@ -182,13 +181,44 @@ impl Shard {
 
 /// The writer's side; whoever calls has the lock.
 impl Shard {
+    #[expect(clippy::too_many_arguments, reason = "what its two callers were given, and what they found")]
+    fn hold(
+        &self,
+        writer: &mut MutexGuard<'_, Writer>,
+        claim: Claim,
+        segment: Found,
+        spot: Spot,
+        chain: &[ChainHash],
+        mask: u64,
+        bounds: &Bounds<'_>,
+    ) -> Option<Held> {
+        let offset = usize::from(spot.offset);
+        let mut segment = segment;
+        let mut count = segment.matching(offset, chain);
+        if count < chain.len() {
+            let appended = self.append(writer, &segment, offset + count, &chain[count..], bounds);
+            if appended > 0 {
+                segment = self.find(spot.head)?;
+            }
+            count += appended;
+        }
+        if count == 0 {
+            return None;
+        }
+        let blocks = (u64::MAX >> (RUN - count) & mask) << offset;
+        let (before, untrusted) = self.enter(writer, &segment, claim, blocks);
+        self.make_room(writer, bounds);
+        Some(Held { spot, count, before: before >> offset, untrusted: untrusted >> offset })
+    }
+
     /// Begins a segment with as many blocks of `chain` as have no segment of their own.
-    fn create(&self, writer: &mut MutexGuard<'_, Writer>, position: u32, chain: &[ChainHash], bounds: &Bounds<'_>) {
+    fn create(&self, writer: &mut MutexGuard<'_, Writer>, from: From, chain: &[ChainHash], bounds: &Bounds<'_>) {
         let most = chain.len().min(RUN);
         let fork = (1..most).find(|&at| bounds.index.begins(chain[at]));
         let len = fork.unwrap_or(most);
         writer.serial += 1;
-        let segment = Segment::new(writer.serial, position, &chain[..len], len);
+        let parent = adopt(from, bounds);
+        let segment = Segment::new(writer.serial, from.position, parent, &chain[..len], len);
         if let Some(fork) = fork {
             segment.set_fork(fork);
         }
@@ -281,27 +311,27 @@ impl Shard {
     }
 
     /// Lets blocks and segments go that nobody has any more, where that is quickly told.
-    fn settle(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment) {
+    fn settle(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment, bounds: &Bounds<'_>) {
         let few = segment.holders().as_ref().is_none_or(|holders| holders.records.len() <= FEW_RECORDS);
         if few {
-            self.tidy(writer, segment);
+            self.tidy(writer, segment, bounds);
         }
     }
 
-    fn tidy(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment) {
+    fn tidy(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment, bounds: &Bounds<'_>) {
         let union = segment.holders().as_ref().map_or(0, |holders| holders.union());
         let len = RUN - union.leading_zeros() as usize;
         if len == 0 {
-            self.remove(writer, segment);
+            self.remove(writer, segment, bounds);
         } else if len < segment.len() {
             writer.size.blocks -= segment.len() - len;
             segment.set_len(len);
         }
     }
 
-    fn remove(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment) {
+    fn remove(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment, bounds: &Bounds<'_>) {
         let table = self.table.load();
-        let slot = segment.head().and_then(|head| table.as_ref()?.slot_of(head));
+        let slot = table.as_ref().and_then(|table| table.slot_of(segment.head()));
         let Some(slot) = slot else { return };
         writer.size.segments -= 1;
         writer.size.blocks -= segment.len();
@@ -312,11 +342,12 @@ impl Shard {
         writer.size.bytes -= segment.heap_bytes();
         slot.head.store(GONE, Ordering::Release);
         slot.segment.store(None);
+        leave(segment, bounds);
     }
 
     fn replace(&self, writer: &mut MutexGuard<'_, Writer>, old: &Segment, new: Segment) {
         let table = self.table.load();
-        let Some(slot) = old.head().and_then(|head| table.as_ref()?.slot_of(head)) else { return };
+        let Some(slot) = table.as_ref().and_then(|table| table.slot_of(old.head())) else { return };
         writer.size.bytes = writer.size.bytes + new.heap_bytes() - old.heap_bytes();
         slot.segment.store(Some(Arc::new(new)));
     }
@@ -335,8 +366,8 @@ impl Shard {
         writer.used = 0;
         for slot in old.iter().flat_map(|old| &old.slots) {
             let loaded = slot.segment.load();
-            if let Some((head, segment)) = loaded.as_ref().and_then(|segment| Some((segment.head()?, segment))) {
-                writer.used += usize::from(new.insert(head, segment.clone()));
+            if let Some(segment) = loaded.as_ref() {
+                writer.used += usize::from(new.insert(segment.head(), segment.clone()));
             }
         }
         let before = old.as_ref().map_or(0, |old| old.bytes());
@@ -349,7 +380,7 @@ impl Shard {
         while writer.size.bytes > bounds.max_bytes && writer.size.segments > 0 {
             let Some(worst) = self.sample(writer, bounds) else { return };
             let blocks = worst.len();
-            self.remove(writer, &worst);
+            self.remove(writer, &worst, bounds);
             writer.evicted += blocks as u64;
             self.shrink(writer);
         }
@@ -383,5 +414,32 @@ impl Shard {
             }
         }
         worst.map(|(_, found)| found)
+    }
+}
+
+/// Counts a new segment as a child of the one it goes on from.
+fn adopt(from: From, bounds: &Bounds<'_>) -> Parent {
+    if from.position == 0 {
+        return Parent::Start;
+    }
+    let children = from.parent.and_then(|parent| bounds.index.children(parent));
+    let is_alive = children.as_ref().is_some_and(|children| children.fetch_add(1, Ordering::AcqRel) & IS_GONE == 0);
+    if !is_alive {
+        bounds.index.dangling().fetch_add(1, Ordering::AcqRel);
+    }
+    children.map_or(Parent::Gone, Parent::Segment)
+}
+
+/// A segment is gone: its children dangle from now on, and it does not any more.
+fn leave(segment: &Segment, bounds: &Bounds<'_>) {
+    let dangling = bounds.index.dangling();
+    dangling.fetch_add(segment.children.fetch_or(IS_GONE, Ordering::AcqRel) as usize, Ordering::AcqRel);
+    let did_dangle = match &segment.parent {
+        Parent::Start => false,
+        Parent::Segment(siblings) => siblings.fetch_sub(1, Ordering::AcqRel) & IS_GONE != 0,
+        Parent::Gone => true,
+    };
+    if did_dangle {
+        dangling.fetch_sub(1, Ordering::AcqRel);
     }
 }

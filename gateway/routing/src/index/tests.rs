@@ -6,6 +6,8 @@ mod engine;
 mod groups;
 mod ledger_tests;
 mod model;
+#[cfg(loom)]
+mod publish;
 mod recent_tests;
 mod snapshots;
 mod unsure;
@@ -162,7 +164,7 @@ fn a_held_prefix_continues_in_a_placed_tail() {
 
 #[test]
 fn the_budget_holds_and_heads_outlive_tails() {
-    let index = PrefixIndex::with_budget(1_600 << 10);
+    let index = PrefixIndex::with_budget(1_350 << 10);
     let mut ledger = Ledger::new(W);
     let prompts: Vec<Vec<u32>> = (0..200).map(|seed| prompt(seed, 200)).collect();
     for tokens in &prompts {
@@ -179,7 +181,7 @@ fn the_budget_holds_and_heads_outlive_tails() {
 
 #[test]
 fn dead_segments_go_before_living_ones() {
-    let index = PrefixIndex::with_budget(2 << 20);
+    let index = PrefixIndex::with_budget(3 << 20);
     let mut dead = Ledger::new(V);
     for token in 0..5_000 {
         store(&mut dead, &index, &[token]);

@@ -38,7 +38,6 @@ impl Before {
 /// The block that a store follows, or the start of a prompt.
 struct Start {
     after: Option<Link>,
-    /// Where the next block belongs, if the same segment may have it.
     spot: Option<Spot>,
     chain: Option<ChainHash>,
     position: u32,
@@ -65,11 +64,14 @@ impl Ledger {
         chain.clear();
         fill(start.domain, start.chain, &mut chain);
         chain.truncate(self.room(index, plane));
+        let book = self.book(plane);
+        self.books[book].1.touch(&hashes[..chain.len()]);
         let mut applied = Applied::default();
         let mut last = start.after;
         let claim = Claim { worker: self.worker, plane, until: 0, now: 0 };
         index.hold(claim, start.spot, start.position, &chain, None, |at, held| {
             let run = self.runs.open(held.spot, start.domain, last.as_ref());
+            self.books[book].1.reserve(run, usize::from(held.spot.offset) + held.count);
             for (step, &hash) in hashes[at..at + held.count].iter().enumerate() {
                 let bit = |word: u64| word >> step & 1 != 0;
                 let before = Before::of(bit(held.before), bit(held.untrusted));
@@ -109,7 +111,7 @@ impl Ledger {
         let segment = index.shard(spot.head).at(spot)?;
         Some(Start {
             after: Some(after),
-            spot: spot.after(1),
+            spot: Some(spot),
             chain: Some(segment.hash(usize::from(spot.offset))?),
             position: segment.position + u32::from(spot.offset) + 1,
             domain: self.runs.domain(&after)?,
@@ -144,8 +146,8 @@ impl Ledger {
             Entered::New => self.count_new(plane, &link, before),
             Entered::Known(known) if known.is_at(&link) => {
                 let copies = copies_after(known.copies, before);
-                let was = std::mem::replace(&mut known.copies, copies);
-                self.recount(plane, was, copies);
+                self.books[at].1.set_copies(&known, copies);
+                self.recount(plane, known.copies, copies);
             }
             Entered::Known(_) | Entered::Several => self.link_another(index, at, hash, link, before),
         }
@@ -259,7 +261,7 @@ impl Ledger {
 
     pub(super) fn trust_one_copy(&mut self) {
         for (_, links) in &mut self.books {
-            links.for_each(|_, link| link.copies = 1);
+            links.trust_one_copy();
         }
         self.copies -= self.surplus;
         self.surplus = 0;

@@ -124,7 +124,8 @@ impl Ledger {
         for (plane, wanted) in planes {
             blocks.clear();
             let claim = Claim { worker: self.worker, plane: *plane, until: 0, now: 0 };
-            index.hold(claim, None, run.position, &run.hashes, Some(*wanted), |at, held| {
+            let before = parent.and_then(|link| self.runs.spot(&link));
+            index.hold(claim, before, run.position, &run.hashes, Some(*wanted), |at, held| {
                 let number = self.runs.open(held.spot, run.domain, last.as_ref());
                 let links = (0..held.count).map(|step| Link::new(number, held.spot.offset + step as u8));
                 blocks.extend(links);
