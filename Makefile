@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
 CARGO := cargo
 LOCKED := --locked
 
-.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference ci bench-proxy model-index test-vllm
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference ci asan bench-index bench-proxy loom model-index test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -67,6 +67,16 @@ fuzz: ## Every fuzz target for EACH=120 seconds; needs the nightly toolchain
 
 model-index: ## The prefix index beside a plain model, 1.6 million random operations, and what takes too long unoptimised
 	$(CARGO) test $(LOCKED) --release -p forebay-routing --lib --tests -- --include-ignored --nocapture model such_a_block
+
+loom: ## Every order of readers and a writer of the prefix index, as far as a model checker goes
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom $(CARGO) test $(LOCKED) --release -p forebay-routing --lib -- publish
+
+asan: ## The routing suite under the address sanitizer; needs the nightly toolchain
+	RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan $(CARGO) +nightly test $(LOCKED) -p forebay-routing \
+	  --lib --tests --target x86_64-unknown-linux-gnu
+
+bench-index: ## The prefix index beside dynamo-kv-router's (tests/bench/index)
+	cd tests/bench/index && $(CARGO) run $(LOCKED) --release -- all
 
 bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)
 	tests/bench/run.sh

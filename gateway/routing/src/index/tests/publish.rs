@@ -1,0 +1,152 @@
+//! Readers beside the writer of a shard, in every order that a model checker finds: `make loom`.
+//!
+//! A reader may see the state before a change or after it, of several changes any prefix. It may never credit a worker
+//! with a block that this worker never had.
+
+use crate::WorkerId;
+use crate::block::ChainHash;
+use crate::index::Spot;
+use crate::index::claim::{Bounds, Claim, From, Held, Surroundings};
+use crate::index::plane::Plane;
+use crate::index::segment::Record;
+use crate::index::shard::Shard;
+use loom::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+
+/// Switches between threads that are not forced, in one order: more find nothing more and take for ever.
+const PREEMPTIONS: usize = 2;
+/// Steps of one order at most.
+const BRANCHES: usize = 20_000;
+
+const V: WorkerId = WorkerId::new(0, 0);
+const W: WorkerId = WorkerId::new(1, 0);
+/// `A` and `Z` have one slot in the table.
+const A: ChainHash = ChainHash(8);
+const Z: ChainHash = ChainHash(16);
+const B: ChainHash = ChainHash(33);
+const X: ChainHash = ChainHash(34);
+
+#[derive(Default)]
+struct Alone(AtomicUsize);
+
+impl Surroundings for Alone {
+    fn is_live(&self, _: &Record) -> bool {
+        true
+    }
+
+    fn begins(&self, _: ChainHash) -> bool {
+        false
+    }
+
+    fn children(&self, _: Spot) -> Option<Arc<AtomicU32>> {
+        None
+    }
+
+    fn dangling(&self) -> &AtomicUsize {
+        &self.0
+    }
+}
+
+fn hold(shard: &Shard, worker: WorkerId, chain: &[ChainHash]) -> Held {
+    let alone = Alone::default();
+    let bounds = Bounds { index: &alone, max_bytes: usize::MAX };
+    let claim = Claim { worker, plane: Plane::HELD, until: 0, now: 0 };
+    let from = From { parent: None, position: 0 };
+    let mut held = shard.hold_ahead(claim, from, chain, u64::MAX, &bounds).expect("there is room");
+    let mut done = held.count;
+    while done < chain.len() {
+        let inside = shard.hold_inside(claim, held.last(), &chain[done..], u64::MAX, &bounds);
+        let from = From { parent: Some(held.last()), position: done as u32 };
+        held =
+            inside.or_else(|| shard.hold_ahead(claim, from, &chain[done..], u64::MAX, &bounds)).expect("there is room");
+        done += held.count;
+    }
+    held
+}
+
+fn release(shard: &Shard, worker: WorkerId, spot: Spot) {
+    let alone = Alone::default();
+    let bounds = Bounds { index: &alone, max_bytes: usize::MAX };
+    shard.amend(spot, worker, &bounds, |view| view.clear(Plane::HELD, 1 << spot.offset));
+}
+
+/// What `worker` is credited of `chain`, as a look-up would.
+fn credit(shard: &Shard, worker: WorkerId, chain: &[ChainHash]) -> usize {
+    let mut position = 0;
+    while let Some(segment) = chain.get(position).and_then(|head| shard.find(*head)) {
+        let count = segment.matching(0, &chain[position..]);
+        let blocks = (segment.view(worker).bits(Plane::HELD).trailing_ones() as usize).min(count);
+        position += blocks;
+        if blocks < count || count == 0 {
+            break;
+        }
+    }
+    position
+}
+
+fn check(write: impl Fn(&Shard) + Send + Sync + Copy + 'static, read: impl Fn(&Shard) + Send + Sync + Copy + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.max_branches = BRANCHES;
+    builder.check(move || {
+        let shard = Arc::new(Shard::new(1));
+        hold(&shard, V, &[A, B]);
+        let reader = {
+            let shard = shard.clone();
+            thread::spawn(move || read(&shard))
+        };
+        write(&shard);
+        reader.join().expect("its assertions hold");
+    });
+}
+
+#[test]
+fn a_fork_is_no_credit_for_who_went_the_other_way() {
+    check(
+        |shard| {
+            hold(shard, W, &[A, X]);
+            assert_eq!((credit(shard, W, &[A, X]), credit(shard, V, &[A, X])), (2, 1));
+        },
+        |shard| {
+            assert!(credit(shard, V, &[A, X]) <= 1);
+            assert!(credit(shard, W, &[A, B]) <= 1);
+            assert_eq!(credit(shard, V, &[A, B]), 2, "it was there all the time");
+        },
+    );
+}
+
+#[test]
+fn blocks_appended_in_place_show_with_their_hashes_or_not_at_all() {
+    check(
+        |shard| {
+            hold(shard, V, &[A, B, X]);
+            hold(shard, W, &[A]);
+            assert_eq!(credit(shard, V, &[A, B, X]), 3);
+        },
+        |shard| {
+            let found = credit(shard, V, &[A, B, X]);
+            assert!(found == 2 || found == 3, "{found}");
+            assert!(credit(shard, W, &[A, B]) <= 1);
+            assert_eq!(credit(shard, V, &[A, B, Z]), 2);
+        },
+    );
+}
+
+#[test]
+fn a_slot_that_changes_hands_names_no_other_segment() {
+    check(
+        |shard| {
+            let held = hold(shard, V, &[A, B]);
+            release(shard, V, held.spot.after(1));
+            release(shard, V, held.spot);
+            hold(shard, W, &[Z, B]);
+            assert_eq!((credit(shard, V, &[A]), credit(shard, W, &[Z, B])), (0, 2));
+        },
+        |shard| {
+            assert!(credit(shard, V, &[A, B]) <= 2);
+            assert_eq!(credit(shard, V, &[Z, B]), 0);
+            assert_eq!(credit(shard, W, &[A, B]), 0);
+        },
+    );
+}
