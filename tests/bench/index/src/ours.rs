@@ -1,0 +1,117 @@
+//! Forebay's index behind [`Side`]: whoever applies an event does so at once, in its own thread.
+
+use crate::side::{Hand, Side};
+use crate::workload::{Block, Load, Op};
+use forebay_routing::WorkerId;
+use forebay_routing::block::{self, ChainHash, Domain, HashKey, LocalHash};
+use forebay_routing::index::ledger::{ExternalHash, Ledger};
+use forebay_routing::index::{Hits, PrefixIndex};
+
+const DOMAIN: Domain = Domain(1);
+/// More than any load here needs: nothing is evicted, as on the other side.
+const BUDGET_BYTES: usize = 16 << 30;
+
+pub struct Ours {
+    key: HashKey,
+    index: PrefixIndex,
+    ledgers: Vec<Ledger>,
+    chains: Vec<Box<[ChainHash]>>,
+}
+
+impl Ours {
+    pub fn new(load: &Load) -> Self {
+        let mut ours = Self::for_events(load);
+        let chain = |prompt: &Box<[Block]>| chain(&ours.key, prompt.iter().map(|block| block.local));
+        ours.chains = load.prompts.iter().map(chain).collect();
+        ours
+    }
+
+    /// Without what requests compute for themselves: looks nothing up.
+    pub fn for_events(load: &Load) -> Self {
+        let key = HashKey::derive(&[7; 32]);
+        Self {
+            chains: Vec::new(),
+            ledgers: (0..load.workers).map(|slot| Ledger::new(WorkerId::new(slot, 0))).collect(),
+            index: PrefixIndex::with_budget(BUDGET_BYTES),
+            key,
+        }
+    }
+}
+
+fn chain(key: &HashKey, locals: impl Iterator<Item = u64>) -> Box<[ChainHash]> {
+    let mut last = None;
+    locals
+        .map(|local| {
+            let hash = block::link(key, last, LocalHash(local));
+            last = Some(hash);
+            hash
+        })
+        .collect()
+}
+
+impl Side for Ours {
+    type Hand<'a> = OurHand<'a>;
+
+    fn hands<'a>(&'a mut self, load: &'a Load, threads: usize, readers: usize) -> Vec<OurHand<'a>> {
+        let Self { key, index, ledgers, chains } = self;
+        let hand = |_| OurHand {
+            key,
+            index,
+            chains,
+            load,
+            threads,
+            ledgers: Vec::new(),
+            hits: Hits::default(),
+            blocks: Vec::new(),
+        };
+        let mut hands: Vec<OurHand<'a>> = (0..threads + readers).map(hand).collect();
+        for (worker, ledger) in ledgers.iter_mut().enumerate() {
+            hands[worker % threads].ledgers.push(ledger);
+        }
+        hands
+    }
+}
+
+pub struct OurHand<'a> {
+    key: &'a HashKey,
+    index: &'a PrefixIndex,
+    chains: &'a [Box<[ChainHash]>],
+    load: &'a Load,
+    threads: usize,
+    ledgers: Vec<&'a mut Ledger>,
+    hits: Hits,
+    blocks: Vec<(ExternalHash, LocalHash)>,
+}
+
+impl Hand for OurHand<'_> {
+    fn prepare(&mut self, _: &Op) {}
+
+    fn look_up(&mut self, request: u32) -> (usize, u32) {
+        self.index.lookup(&self.chains[request as usize], 0, false, &mut self.hits);
+        let longest = self.hits.blocks.iter().map(|(_, blocks)| *blocks).max();
+        (self.hits.blocks.len(), longest.unwrap_or_default())
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Lookup { .. } => {}
+            Op::Store { worker, request, from, to } => {
+                let prompt = &self.load.prompts[*request as usize];
+                let parent = from.checked_sub(1).map(|parent| ExternalHash(prompt[parent as usize].name));
+                let blocks = &prompt[*from as usize..*to as usize];
+                self.blocks.clear();
+                self.blocks.extend(blocks.iter().map(|block| (ExternalHash(block.name), LocalHash(block.local))));
+                let ledger = &mut self.ledgers[*worker as usize / self.threads];
+                ledger.stored_hashed(self.index, self.key, DOMAIN, parent, &self.blocks);
+            }
+            Op::Remove { worker, names } => {
+                let ledger = &mut self.ledgers[*worker as usize / self.threads];
+                for &name in names {
+                    ledger.removed(self.index, ExternalHash(name));
+                }
+            }
+        }
+    }
+
+    fn wait(&self) {}
+}
