@@ -4,7 +4,7 @@ use super::Console;
 use crate::config::policy_name;
 use crate::config::reload::ReloadState;
 use crate::fleet::state_name;
-use crate::signal::cache_events::{Alarm, FeedReport};
+use crate::signal::cache_events::{Alarm, FeedReport, SnapshotReport};
 use crate::tokenize::{ModelStatus, Source};
 use forebay_routing::FleetView;
 use forebay_routing::view::WorkerState;
@@ -21,6 +21,8 @@ pub(super) struct Status {
     models: Vec<Model>,
     workers: Workers,
     feeds: Vec<Feed>,
+    /// Where what is known of caches is saved, if anywhere.
+    snapshot: Option<SnapshotReport>,
     config: ConfigStatus,
     doors: DoorsStatus,
     /// How often each named limit was hit; limits never hit are absent.
@@ -81,9 +83,12 @@ struct Feed {
     silent_ms: Option<u64>,
     lag_ms: Option<u64>,
     blocks: u64,
+    /// Of those, blocks believed with less credit since events were lost.
+    unconfirmed_blocks: u64,
     gaps: u64,
     replays: u64,
     cold_starts: u64,
+    lost_gaps: u64,
     restarts: u64,
     duplicates: u64,
     /// Messages and events that could not be read, by kind.
@@ -122,6 +127,7 @@ pub(super) async fn read(console: &Console) -> Status {
         draining: console.is_draining(),
         models: models(console, &view),
         workers: workers(console, &view),
+        snapshot: console.feeds.snapshot(),
         feeds: console.feeds.reports().into_iter().map(|report| feed(report, now_ms)).collect(),
         config: ConfigStatus { file: console.file.clone(), reload: console.reloader.state() },
         doors: DoorsStatus {
@@ -185,9 +191,11 @@ fn feed(report: FeedReport, now_ms: u64) -> Feed {
         silent_ms: report.last_event_ms.map(|at_ms| now_ms.saturating_sub(at_ms)),
         lag_ms: report.lag_ms,
         blocks: report.blocks,
+        unconfirmed_blocks: report.unconfirmed,
         gaps: report.gaps,
         replays: report.replays,
         cold_starts: report.cold_starts,
+        lost_gaps: report.lost,
         restarts: report.restarts,
         duplicates: report.duplicates,
         errors: report.errors,

@@ -43,6 +43,9 @@ use tokio::time::Duration;
 /// For background work to end after the last connection: nothing of it is worth a longer wait.
 const TASKS_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// For what is known of caches to be saved: two million memberships take a second.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// For the access log to be written: a disk that hangs must not keep the process alive.
 const LOG_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -178,6 +181,9 @@ impl App {
     pub async fn drain(self) -> Drained {
         self.console.start_drain();
         let drained = self.ingress.drain().await;
+        if tokio::time::timeout(SAVE_TIMEOUT, self.console.feeds.save()).await.is_err() {
+            tracing::warn!("routing.snapshot_file was not written within {} s", SAVE_TIMEOUT.as_secs());
+        }
         if !self.tasks.drain(TASKS_TIMEOUT).await {
             tracing::warn!("background work did not end within {} s", TASKS_TIMEOUT.as_secs());
         }

@@ -57,6 +57,9 @@ impl Parts {
         let fleet = Fleet::start(options, observer.registry(), tasks)?;
         let feeds = Feeds::start(fleet.clone(), clock, observer.registry(), tasks)
             .map_err(|error| StartError::Internal(error.to_string()))?;
+        if let Some(path) = &config.routing.snapshot_file {
+            feeds.remember(path.clone()).await;
+        }
         let (introductions, introduced) = mpsc::channel(MAX_INTRODUCTIONS);
         let options = discover::Options {
             fleet: fleet.clone(),

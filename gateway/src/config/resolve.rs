@@ -104,6 +104,7 @@ fn routing(reader: &mut Reader<'_>) -> Routing {
         max_attempts: reader.count("routing.max_attempts"),
         seed: reader.count_if_set("routing.seed"),
         hash_key_file: reader.path_if_set("routing.hash_key_file"),
+        snapshot_file: reader.path_if_set("routing.snapshot_file"),
     }
 }
 
@@ -208,7 +209,15 @@ fn relate(config: &Config, reader: &mut Reader<'_>) {
         let what = "names are not looked up for each connection; write networks, such as 10.0.0.0/8";
         reader.fault("listen.trusted_proxies", what.to_owned());
     }
+    if config.routing.snapshot_file.is_some() && config.routing.hash_key_file.is_none() {
+        let what =
+            "is set without routing.hash_key_file: with a fresh key at each start nothing saved would be found again";
+        reader.fault("routing.snapshot_file", what.to_owned());
+    }
     for (position, worker) in config.workers.iter().enumerate() {
+        if worker.kv_replay.as_ref().is_some_and(|endpoint| endpoint.starts_with("poll:")) {
+            reader.item_fault("workers", position, "kv_replay", "cannot be polled; leave it out".to_owned());
+        }
         if worker.kv_replay.is_some() && worker.kv_events.is_none() {
             let what = "is set without kv_events; write both or neither";
             reader.item_fault("workers", position, "kv_replay", what.to_owned());

@@ -197,6 +197,8 @@ pub struct Routing {
     pub seed: Option<u64>,
     /// File with 32 random bytes for the block hash key, `None` = fresh per start.
     pub hash_key_file: Option<PathBuf>,
+    /// File in which what is known of caches outlives the process, `None` = nowhere.
+    pub snapshot_file: Option<PathBuf>,
 }
 
 /// Deadlines towards engines.

@@ -136,7 +136,7 @@ impl Site {
                 secure: secure.clone(),
             };
             self.shared.fleet.locate(&handle, endpoint).await;
-            if let Err(problem) = self.listen(&handle, &profile).await {
+            if let Err(problem) = self.listen(&handle, &profile, &peer).await {
                 facts.degraded.push(problem);
             }
             self.shared.fleet.learn(&handle, facts.clone()).await;
@@ -216,19 +216,32 @@ impl Site {
     }
 
     /// Listens to the worker's KV events; the error says why its cache is guessed instead, or may stay unknown.
-    async fn listen(&mut self, handle: &Arc<Handle>, profile: &Profile) -> Result<(), String> {
+    async fn listen(&mut self, handle: &Arc<Handle>, profile: &Profile, peer: &Peer) -> Result<(), String> {
         let (events, replay) = event_endpoints(&self.worker, &self.address, handle.rank, profile)?;
         let capacity_blocks = profile.facts.capacity_blocks;
         let wanted = (events.clone(), replay.clone(), capacity_blocks);
         let reachable = can_connect(&events).await;
         match self.listening.get(&handle.slot) {
-            Some(present) if *present == wanted => return reachable,
+            Some(present) if *present == wanted => {
+                self.shared.feeds.set_process(handle, process_name(profile)).await;
+                return reachable;
+            }
             // Another endpoint is another publisher: nothing of the last one's numbers or blocks holds.
             Some(_) => self.shared.fleet.restart(handle.id()).await,
             None => {}
         }
         self.listening.insert(handle.slot, wanted);
-        self.shared.feeds.add(FeedSpec { handle: handle.clone(), events, replay, capacity_blocks }).await;
+        let spec = FeedSpec {
+            handle: handle.clone(),
+            events,
+            replay,
+            capacity_blocks,
+            block_size: self.worker.block_size,
+            context_tokens: profile.facts.max_model_len,
+            process: process_name(profile),
+            peer: Some(peer.clone()),
+        };
+        self.shared.feeds.add(spec).await;
         reachable
     }
 
@@ -350,6 +363,12 @@ fn is_another_process(before: Option<f64>, now: Option<f64>) -> bool {
     matches!((before, now), (Some(before), Some(now)) if (before - now).abs() > SAME_START_SECONDS)
 }
 
+/// What tells this process from the next one at the same address.
+fn process_name(profile: &Profile) -> Option<String> {
+    let instance = profile.instance.as_ref().map(|name| format!("instance {name}"));
+    instance.or_else(|| profile.reading.process_start_seconds.map(|seconds| format!("started {seconds}")))
+}
+
 fn is_another_instance(before: &Option<String>, now: &Option<String>) -> bool {
     matches!((before, now), (Some(before), Some(now)) if before != now)
 }
@@ -372,7 +391,14 @@ fn event_endpoints(
     let replay = configured(&worker.kv_replay).or_else(|| told.and_then(|told| told.replay.clone()));
     let parse = |endpoint: String| Attach::parse(&endpoint, &address.host).map_err(|error| error.to_string());
     let events = events.ok_or("no KV events: start the engine with --kv-events-config, or set kv_events")?;
-    Ok((parse(events)?, replay.map(parse).transpose()?))
+    let (events, replay) = (parse(events)?, replay.map(parse).transpose()?);
+    if let (Attach::Poll(path), true) = (&events, rank.is_some()) {
+        return Err(format!("poll:{path}: an engine has one buffer of events for all its ranks; leave out the ranks"));
+    }
+    match replay {
+        Some(Attach::Poll(path)) => Err(format!("poll:{path} is no replay endpoint: leave kv_replay out")),
+        replay => Ok((events, replay)),
+    }
 }
 
 /// Tries an endpoint that the engine should have bound. ZMQ itself would go on trying in silence.

@@ -61,6 +61,7 @@ pub fn config() -> Config {
             max_attempts: 3,
             seed: Some(1),
             hash_key_file: None,
+            snapshot_file: None,
         },
         upstream: Upstream {
             connect_timeout: long,

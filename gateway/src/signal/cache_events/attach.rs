@@ -7,6 +7,8 @@ pub enum Attach {
     Connect(String),
     /// The engine connects to this endpoint.
     Bind(String),
+    /// The engine is asked at this path of its own address, and forgets what it has answered.
+    Poll(String),
 }
 
 /// Why an endpoint cannot be used.
@@ -24,6 +26,10 @@ impl Attach {
     /// has bound, becomes `host`, where the engine is reached.
     pub fn parse(endpoint: &str, host: &str) -> Result<Self, AttachError> {
         let wrong = |reason| AttachError { endpoint: endpoint.to_owned(), reason };
+        if let Some(path) = endpoint.strip_prefix("poll:") {
+            let is_path = path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic());
+            return if is_path { Ok(Self::Poll(path.to_owned())) } else { Err(wrong("write poll:/path")) };
+        }
         let (binds, address) = match endpoint.strip_prefix("bind:") {
             Some(address) => (true, address),
             None => (false, endpoint),
@@ -44,7 +50,7 @@ impl Attach {
         } else if address.strip_prefix("ipc://").is_some_and(|path| !path.is_empty()) {
             address.to_owned()
         } else {
-            return Err(wrong("write tcp://host:port, ipc://path, or bind: before one of them"));
+            return Err(wrong("write tcp://host:port, ipc://path, bind: before one of them, or poll:/path"));
         };
         Ok(if binds { Self::Bind(address) } else { Self::Connect(address) })
     }
@@ -53,14 +59,14 @@ impl Attach {
     pub fn tcp_target(&self) -> Option<&str> {
         match self {
             Self::Connect(address) => address.strip_prefix("tcp://"),
-            Self::Bind(_) => None,
+            Self::Bind(_) | Self::Poll(_) => None,
         }
     }
 
     /// The endpoint itself.
     pub fn address(&self) -> &str {
         match self {
-            Self::Connect(address) | Self::Bind(address) => address,
+            Self::Connect(address) | Self::Bind(address) | Self::Poll(address) => address,
         }
     }
 }
@@ -90,6 +96,7 @@ mod tests {
             ("tcp://*:5557", connect("tcp://gpu-1:5557")),
             ("tcp://0.0.0.0:5557", connect("tcp://gpu-1:5557")),
             ("ipc:///tmp/a.sock", connect("ipc:///tmp/a.sock")),
+            ("poll:/kv_cache_events", Ok(Attach::Poll("/kv_cache_events".to_owned()))),
             ("bind:tcp://*:5557", Ok(Attach::Bind("tcp://*:5557".to_owned()))),
         ] {
             assert_eq!(Attach::parse(endpoint, "gpu-1"), want, "{endpoint}");
@@ -106,6 +113,9 @@ mod tests {
             "tcp://a b:1",
             "tcp://a\0:1",
             "bind:",
+            "poll:",
+            "poll:kv",
+            "poll:/a b",
         ] {
             assert!(Attach::parse(bad, "gpu-1").is_err(), "{bad:?}");
         }

@@ -22,9 +22,6 @@ pub(super) const MAX_BLOCKS_PER_EVENT: usize = 1 << 18;
 /// Tokens in one event: twice the longest context that any model has.
 pub(super) const MAX_TOKENS_PER_EVENT: usize = 1 << 21;
 
-/// Kinds of attention in which a block stands for its whole prefix. A sliding window's or a state's block does not.
-const WHOLE_PREFIX_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
-
 /// Where events of one batch are unpacked; kept between batches for its memory.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -60,6 +57,8 @@ pub(super) struct Stored<'a> {
     pub(super) parent: Option<ExternalHash>,
     /// Concatenated; `None` when absent, too many, or not plain ids.
     pub(super) tokens: Option<&'a [u32]>,
+    /// Whether there was any list of tokens with something in it.
+    pub(super) has_tokens: bool,
     /// Whether the engine keys each token together with the next one: it then finds a block only where the token behind it
     /// agrees as well.
     pub(super) is_bigram: bool,
@@ -89,18 +88,6 @@ pub(super) struct Place<'a> {
     pub(super) window_tokens: Option<u32>,
     /// Whose memory it is: `None` or `LOCAL` is the engine's own.
     pub(super) locality: Option<&'a str>,
-}
-
-impl Place<'_> {
-    /// Whether blocks are in the memory that prefill reads.
-    pub(super) fn is_device(&self) -> bool {
-        self.medium.is_none_or(|medium| medium.eq_ignore_ascii_case("gpu") || medium.eq_ignore_ascii_case("device"))
-    }
-
-    /// Whether a block stands for its whole prefix.
-    pub(super) fn is_whole_prefix(&self) -> bool {
-        self.kind.is_none_or(|kind| WHOLE_PREFIX_KINDS.contains(&kind))
-    }
 }
 
 /// The adapter that blocks belong to.

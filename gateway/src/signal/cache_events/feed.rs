@@ -105,12 +105,51 @@ impl Feed {
         self.confirm_at_ms = self.replay_from.as_ref().map(|_| now_ms + CONFIRM_AFTER_MS);
         let mut book = self.book.open(scratch, false);
         self.sequence.start(&mut book);
-        self.asked = book.asked.map(|from| (from, now_ms));
+        let asked = book.asked;
+        self.begun(asked, now_ms);
+    }
+
+    /// Begins where a snapshot of the same process ended; false when it was of another one, or is not whole.
+    pub(super) fn resume(&mut self, part: &[u8], scratch: &mut Scratch, now_ms: u64) -> bool {
+        let Some((next, published)) = self.book.restore(part) else { return false };
+        self.confirm_at_ms = self.replay_from.as_ref().map(|_| now_ms + CONFIRM_AFTER_MS);
+        let mut book = self.book.open(scratch, false);
+        self.sequence.resume(next, published, &mut book);
+        let asked = book.asked;
+        self.begun(asked, now_ms);
+        true
+    }
+
+    fn begun(&mut self, asked: Option<u64>, now_ms: u64) {
+        self.asked = asked.map(|from| (from, now_ms));
         if self.replay_from.is_some() {
             // Whoever offers replays answers, even with nothing.
             self.vigil.expect(now_ms);
         }
         self.show_state();
+    }
+
+    /// What is known and where the feed stands, for [`Feed::resume`]; `None` while either is in doubt.
+    pub(super) fn save(&self) -> Option<Vec<u8>> {
+        if self.sequence.is_replaying() || self.book.is_outdated() {
+            return None;
+        }
+        let (next, published) = self.sequence.position()?;
+        self.book.save(next, published)
+    }
+
+    /// The engine's process is this one from now on.
+    pub(super) fn set_process(&mut self, process: Option<String>, scratch: &mut Scratch, now_ms: u64) {
+        self.renew(scratch, now_ms);
+        self.book.set_process(process);
+    }
+
+    /// Begins anew where another process was proven elsewhere.
+    fn renew(&mut self, scratch: &mut Scratch, now_ms: u64) {
+        if self.book.is_outdated() {
+            self.book.begin_anew();
+            self.start(scratch, now_ms);
+        }
     }
 
     pub(super) fn replay_socket(&self) -> Option<&zmq::Socket> {
@@ -175,10 +214,8 @@ impl Feed {
 
     /// Time passed. `may_replay`: whether another replay may run now.
     pub(super) fn tick(&mut self, scratch: &mut Scratch, may_replay: bool, now_ms: u64) {
-        if self.book.is_outdated() {
-            self.book.begin_anew();
-            self.start(scratch, now_ms);
-        }
+        self.renew(scratch, now_ms);
+        self.book.tick(now_ms);
         if self.replay.as_ref().is_some_and(|replay| now_ms.saturating_sub(replay.heard_ms) > REPLAY_SILENCE_MS) {
             self.end_replay(false, scratch, now_ms);
         }
@@ -352,5 +389,7 @@ fn attach(socket: &zmq::Socket, attach: &Attach) -> Result<(), zmq::Error> {
     match attach {
         Attach::Connect(endpoint) => socket.connect(endpoint),
         Attach::Bind(endpoint) => socket.bind(endpoint),
+        // Discovery lets no replay be polled, and what is polled has no socket.
+        Attach::Poll(_) => Err(zmq::Error::EPROTONOSUPPORT),
     }
 }

@@ -11,7 +11,10 @@ use rmp::Marker;
 pub(super) struct Fields<'a> {
     tag: Option<&'a str>,
     has_hashes: bool,
+    /// A list of tokens that can be used.
     has_tokens: bool,
+    /// A list of tokens that is not empty.
+    lists_tokens: bool,
     is_bigram: bool,
     parent: Option<ExternalHash>,
     block_size: Option<u32>,
@@ -121,10 +124,14 @@ impl<'a> Fields<'a> {
             }
             Field::Parent => self.parent = Some(read_hash(&mut value)?),
             // A list that cannot be used costs these blocks, not the removals beside them.
-            Field::Tokens => match read_tokens(&mut value, &mut scratch.tokens) {
-                Ok(is_bigram) => (self.has_tokens, self.is_bigram) = (true, is_bigram),
-                Err(_) => self.has_tokens = false,
-            },
+            Field::Tokens => {
+                let mut list = value;
+                self.lists_tokens = list.array().is_ok_and(|count| count > 0);
+                match read_tokens(&mut value, &mut scratch.tokens) {
+                    Ok(is_bigram) => (self.has_tokens, self.is_bigram) = (true, is_bigram),
+                    Err(_) => self.has_tokens = false,
+                }
+            }
             Field::BlockSize => self.block_size = Some(value.u32()?),
             Field::LoraId => self.lora_id = true,
             Field::Medium => self.place.medium = Some(value.text()?),
@@ -195,8 +202,8 @@ impl<'a> Fields<'a> {
         let hashes = scratch.hashes.as_slice();
         let whole = |tokens: &&[u32]| Some(tokens.len()) == hashes.len().checked_mul(block_size as usize);
         let tokens = self.has_tokens.then_some(scratch.tokens.as_slice()).filter(whole);
-        let (parent, place, is_bigram) = (self.parent, self.place, self.is_bigram);
-        Ok(Stored { hashes, parent, tokens, is_bigram, block_size, place, lora, extra })
+        let (parent, place, is_bigram, has_tokens) = (self.parent, self.place, self.is_bigram, self.lists_tokens);
+        Ok(Stored { hashes, parent, tokens, has_tokens, is_bigram, block_size, place, lora, extra })
     }
 }
 

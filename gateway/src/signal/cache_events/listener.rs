@@ -7,8 +7,10 @@
 
 use super::batch::Scratch;
 use super::feed::Feed;
+use super::poll::PolledFeed;
 use super::report::{FeedReport, FeedState, Reports};
-use super::{FeedSpec, Order, Room};
+use super::warm::Warm;
+use super::{Attach, FeedSpec, Order, Room};
 use crate::clock::Clock;
 use crate::fleet::Fleet;
 use hashbrown::{HashMap, HashSet};
@@ -46,6 +48,8 @@ pub(super) struct Listener {
     clock: Clock,
     reports: Reports,
     room: Room,
+    /// What a gateway before this one knew.
+    warm: Warm,
     inbox: mpsc::Receiver<Order>,
     stop: Arc<AtomicBool>,
     poll: Poll,
@@ -53,6 +57,8 @@ pub(super) struct Listener {
     contexts: Vec<(zmq::Context, usize)>,
     /// By slot, with the position of its context.
     feeds: HashMap<u32, (Feed, usize)>,
+    /// Those that are asked over HTTP, by slot.
+    polled: HashMap<u32, PolledFeed>,
     /// Sockets that may have something, in turn.
     ready: VecDeque<Place>,
     /// The same, so that none is queued twice.
@@ -82,7 +88,7 @@ impl Place {
 
 impl Listener {
     pub(super) fn new(
-        (fleet, clock, reports, room): (Fleet, Clock, Reports, Room),
+        (fleet, clock, reports, room, warm): (Fleet, Clock, Reports, Room, Warm),
         inbox: mpsc::Receiver<Order>,
         stop: Arc<AtomicBool>,
         poll: Poll,
@@ -92,11 +98,13 @@ impl Listener {
             clock,
             reports,
             room,
+            warm,
             inbox,
             stop,
             poll,
             contexts: Vec::new(),
             feeds: HashMap::new(),
+            polled: HashMap::new(),
             ready: VecDeque::new(),
             queued: HashSet::new(),
             waits: false,
@@ -166,6 +174,21 @@ impl Listener {
                 self.open(&spec, now_ms);
             }
             Order::Remove { slot } => self.close(slot),
+            // Of a feed that was removed since the question.
+            Order::Polled { slot, answer } => {
+                if let Some(polled) = self.polled.get_mut(&slot) {
+                    polled.take(answer, &mut self.scratch, now_ms);
+                }
+            }
+            Order::Process { slot, process } => {
+                if let Some((feed, _)) = self.feeds.get_mut(&slot) {
+                    feed.set_process(process, &mut self.scratch, now_ms);
+                }
+            }
+            // Whoever asked may have given up.
+            Order::Save { reply } => {
+                drop(reply.send(self.feeds.values().filter_map(|(feed, _)| feed.save()).collect()))
+            }
         }
     }
 
@@ -180,6 +203,11 @@ impl Listener {
             report.state = FeedState::Failed;
             report.problem = Some(problem);
         };
+        if let Attach::Poll(_) = spec.events {
+            let feed = PolledFeed::open(spec, self.fleet.clone(), self.clock, report, now_ms);
+            self.polled.insert(slot, feed);
+            return;
+        }
         if !self.room.take() {
             return fail(format!("{} feeds are open: raise the limit of open files (ulimit -n)", self.room.limit()));
         }
@@ -192,7 +220,10 @@ impl Listener {
             .and_then(|feed| watch(&self.poll, &feed.events, Place { slot, is_replay: false }).map(|()| feed));
         match opened {
             Ok(mut feed) => {
-                feed.start(&mut self.scratch, now_ms);
+                let part = self.warm.take(&spec.handle.model, &spec.handle.label);
+                if !part.is_some_and(|part| feed.resume(&part, &mut self.scratch, now_ms)) {
+                    feed.start(&mut self.scratch, now_ms);
+                }
                 self.waits = true;
                 self.contexts[at].1 += 1;
                 self.feeds.insert(slot, (feed, at));
@@ -208,6 +239,7 @@ impl Listener {
 
     fn close(&mut self, slot: u32) {
         self.reports.close(slot);
+        self.polled.remove(&slot);
         if let Some((_, context)) = self.feeds.remove(&slot) {
             // Its sockets are closed with it, which also takes their descriptors out of the set.
             self.contexts[context].1 -= 1;
@@ -237,6 +269,9 @@ impl Listener {
         }
         for place in begun {
             self.queue(place);
+        }
+        for polled in self.polled.values_mut() {
+            polled.tick(now_ms);
         }
     }
 }

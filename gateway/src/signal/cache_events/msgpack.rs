@@ -18,6 +18,8 @@ pub(super) enum Malformed {
     Field,
     /// More blocks or tokens than any engine has.
     Size,
+    /// Not JSON, or not of the shape that its place asks for.
+    Json,
 }
 
 impl Malformed {
@@ -29,6 +31,7 @@ impl Malformed {
             Self::Utf8 => "utf8",
             Self::Field => "field",
             Self::Size => "size",
+            Self::Json => "json",
         }
     }
 }

@@ -45,17 +45,20 @@ pub enum Alarm {
     Silent,
     /// Its events name blocks of another size than before, or than was configured.
     BlockSize,
+    /// Somebody else takes events that can be read but once.
+    SecondReader,
 }
 
 impl Alarm {
     /// Every kind: the closed label set of `forebay_feed_alarm`.
-    pub const ALL: [Self; 2] = [Self::Silent, Self::BlockSize];
+    pub const ALL: [Self; 3] = [Self::Silent, Self::BlockSize, Self::SecondReader];
 
     /// For labels and `/status`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Silent => "silent",
             Self::BlockSize => "block_size",
+            Self::SecondReader => "second_reader",
         }
     }
 }
@@ -93,8 +96,12 @@ pub struct FeedReport {
     pub gaps: u64,
     /// Replays asked for.
     pub replays: u64,
-    /// Gaps that could not be filled.
+    /// Times that the cache's past could not be told: nothing was known.
     pub cold_starts: u64,
+    /// Gaps that could not be filled: what was known became unconfirmed.
+    pub lost: u64,
+    /// Blocks that are believed with less credit since, until something confirms them.
+    pub unconfirmed: u64,
     /// Restarts proven by this feed.
     pub restarts: u64,
     /// Batches seen before.
@@ -196,7 +203,18 @@ impl Metrics {
                 (counter("clears", "Times that the engine dropped its whole cache", one)?, |report| report.cleared),
                 (counter("gaps", "Batches that were ahead of their turn", one)?, |report| report.gaps),
                 (counter("replays", "Replays asked for", one)?, |report| report.replays),
-                (counter("cold_starts", "Gaps that could not be filled", one)?, |report| report.cold_starts),
+                (
+                    counter(
+                        "cold_starts",
+                        "Times that a cache's past could not be told, so that nothing was known",
+                        one,
+                    )?,
+                    |report| report.cold_starts,
+                ),
+                (
+                    counter("lost_gaps", "Gaps that could not be filled: what was known became unconfirmed", one)?,
+                    |report| report.lost,
+                ),
                 (counter("restarts", "Engine restarts proven by the feed", one)?, |report| report.restarts),
                 (counter("duplicates", "Batches seen before", one)?, |report| report.duplicates),
             ],
@@ -209,6 +227,14 @@ impl Metrics {
                     |report, _| Some(report.generation.into()),
                 ),
                 (gauge("blocks", "Blocks believed to be in the cache", one)?, |report, _| Some(report.blocks)),
+                (
+                    gauge(
+                        "unconfirmed_blocks",
+                        "Of those, blocks believed with less credit since events were lost",
+                        one,
+                    )?,
+                    |report, _| Some(report.unconfirmed),
+                ),
                 (gauge("lag_ms", "From publication to receipt of the last live batch", one)?, |report, _| {
                     report.lag_ms
                 }),

@@ -6,14 +6,17 @@
 //! live: next in order ────────────────► apply
 //! live: ahead (first one too) ── gap ─► park it, ask for a replay from the one that is missing
 //! live: behind the last live one ─────► restart proven: a new generation, replay from 0
+//! live: behind, and published no later than the last live one ─► late (out of order): skip, the replay has it
 //! live: behind, but newer than the last live one ─► the replay had it: skip; published later than what was applied last:
 //!                                       a restart that no live batch had shown yet
 //! replay ends ────────────────────────► parked batches in order; a gap that is left is asked for again, and given up
 //!                                       when the engine has it no longer: what was known may be wrong (lost), go on
 //! ```
 //!
-//! One publisher's live batches only ever grow (one TCP stream), which is why "behind" proves another process. A batch that
-//! repeats the last one byte for byte is a duplicate, not a restart.
+//! One publisher's live batches only ever grow (one TCP stream), which is why "behind" proves another process, unless the
+//! batch says that it was published before the last one: then something between reordered them. A clock that was set back
+//! could hide a restart so, which is why [`MAX_LATE`] such batches in a row prove one after all. A batch that repeats the
+//! last one byte for byte is a duplicate, not a restart.
 
 use std::collections::VecDeque;
 
@@ -25,6 +28,9 @@ const MAX_PARKED_BYTES: usize = 32 << 20;
 
 /// Replays in a row that bring nothing before a gap is given up.
 const MAX_VAIN_REPLAYS: u32 = 3;
+
+/// Late batches in a row that are believed to be out of order.
+const MAX_LATE: u32 = 16;
 
 /// What the contract asks of whoever holds the cache's picture.
 pub(super) trait Sink {
@@ -68,6 +74,10 @@ pub(super) struct Sequence {
     /// The batch to apply next; `None` before the first.
     next: Option<u64>,
     last_live: Option<Seen>,
+    /// When that one had been published.
+    last_live_published: Option<f64>,
+    /// Late batches in a row.
+    late: u32,
     /// When the last batch that was applied had been published.
     published: Option<f64>,
     replay: Option<Replay>,
@@ -90,6 +100,17 @@ impl Sequence {
         self.replay.is_some()
     }
 
+    /// Goes on after batch `next − 1` of the same process, from a snapshot.
+    pub(super) fn resume(&mut self, next: u64, published: Option<f64>, sink: &mut impl Sink) {
+        *self = Self { next: Some(next), published, ..Self::new(self.can_replay) };
+        self.ask(sink);
+    }
+
+    /// Where [`Sequence::resume`] would go on, and when the last batch had been published.
+    pub(super) fn position(&self) -> Option<(u64, Option<f64>)> {
+        Some((self.next?, self.published))
+    }
+
     /// Begins anew, at the start or when another process was proven from outside.
     pub(super) fn start(&mut self, sink: &mut impl Sink) {
         *self = Self::new(self.can_replay);
@@ -110,11 +131,16 @@ impl Sequence {
             return sink.skip();
         }
         let behind_live = self.last_live.is_some_and(|last| seq <= last.seq);
+        let published = sink.published(payload);
+        if behind_live && self.is_late(published) {
+            // A replay that runs has it; without one it is applied or given up already.
+            return sink.skip();
+        }
         if behind_live || self.is_later_though_behind(seq, payload, sink) {
             sink.restart();
             self.start(sink);
         }
-        self.last_live = Some(seen);
+        (self.last_live, self.last_live_published, self.late) = (Some(seen), published, 0);
         if self.replay.is_some() {
             return self.park(seq, payload);
         }
@@ -171,6 +197,13 @@ impl Sequence {
             sink.lose();
         }
         self.vain_replays > 0
+    }
+
+    /// Whether a batch behind the last live one came out of order rather than from another process.
+    fn is_late(&mut self, published: Option<f64>) -> bool {
+        let Some((published, last)) = published.zip(self.last_live_published) else { return false };
+        self.late += 1;
+        published <= last && self.late <= MAX_LATE
     }
 
     /// A batch whose number was applied already can only repeat it, unless it was published after all that was applied.
@@ -321,6 +354,16 @@ mod tests {
             (true, "r0 r1 r2 e n1 r0 r1 e", "ask0 0 1 2 restart ask0 0 1 skip"),
             // In the middle of a replay.
             (true, "e l0 l5 n2 r0 r1 r2 e", "ask0 0 gap ask1 restart ask0 0 1 2 skip"),
+            // Out of order: what comes late was published before. Without a replay it is lost.
+            (true, "e l0 l2 l1 r1 r2 e l3", "ask0 0 gap ask1 skip 1 2 skip 3"),
+            (false, "l0 l2 l1 l3", "0 gap lost 2 skip 3"),
+            // Too many in a row are another process whose clock was set back.
+            (
+                false,
+                "l40 l1 l2 l3 l4 l5 l6 l7 l8 l9 l10 l11 l12 l13 l14 l15 l16 l17 l18",
+                "gap lost 40 skip skip skip skip skip skip skip skip skip skip skip skip skip skip skip skip restart gap \
+                 lost 17 18",
+            ),
             // Duplicates.
             (false, "l0 l0 l1 l1", "0 skip 1 skip"),
             // Batches that came while the connection was being made are found by asking once more.

@@ -2,6 +2,7 @@
 //! that the feeds use against arbitrary bytes.
 
 use super::batch::{self, Event, Scratch};
+use super::polled::{self, Data};
 
 /// What a message holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,4 +33,22 @@ pub fn summarize(payload: &[u8]) -> Result<Summary, &'static str> {
         }
     });
     header.map(|_| summary).map_err(super::msgpack::Malformed::label)
+}
+
+/// The same for an answer of TensorRT-LLM's `/kv_cache_events`.
+pub fn summarize_polled(body: &[u8]) -> Result<Summary, &'static str> {
+    let mut summary = Summary::default();
+    let events = polled::decode(body, |event| {
+        summary.events += 1;
+        match event.map(|event| event.data) {
+            Ok(Data::Stored { blocks, .. }) => {
+                summary.hashes += blocks.len();
+                summary.tokens += blocks.iter().map(|block| block.tokens.len()).sum::<usize>();
+            }
+            Ok(Data::Removed { block_hashes }) => summary.hashes += block_hashes.len(),
+            Ok(_) => {}
+            Err(_) => summary.malformed += 1,
+        }
+    });
+    events.map(|_| summary).map_err(super::msgpack::Malformed::label)
 }

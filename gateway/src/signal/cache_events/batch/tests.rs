@@ -2,6 +2,7 @@
 
 use super::*;
 use base64::Engine as _;
+use forebay_routing::index::{GroupKind, Tier};
 use serde_json::Value;
 
 /// Events as plain values, to compare with the recorded decoding.
@@ -36,7 +37,7 @@ fn plain(event: &Event<'_>) -> Plain {
             foreign: stored.extra.foreign_from,
         },
         Event::Removed(removed) => {
-            Plain::Removed { hashes: numbers(removed.hashes), device: removed.place.is_device() }
+            Plain::Removed { hashes: numbers(removed.hashes), device: removed.place.tier() == Some(Tier::Device) }
         }
         Event::Cleared => Plain::Cleared,
         Event::Unknown => Plain::Unknown,
@@ -292,15 +293,15 @@ fn other_tiers_groups_and_adapters_are_seen() {
     let header = decode(&array(&[int(0), events]), &mut scratch, |event| {
         let Event::Stored(stored) = event else { panic!("{event:?}") };
         let lora = format!("{:?}", stored.lora);
-        seen.push((stored.place.is_device(), stored.place.is_whole_prefix(), stored.place.group, lora));
+        seen.push((stored.place.tier(), stored.place.group_kind(2), stored.place.group, lora));
     });
     assert!(header.is_ok());
     let want = [
-        (true, true, None, "Base".to_owned()),
-        (false, true, None, "Base".to_owned()),
-        (true, false, Some(1), "Base".to_owned()),
-        (true, true, None, "Unnamed".to_owned()),
-        (true, true, None, "Named(\"ad\")".to_owned()),
+        (Some(Tier::Device), GroupKind::Full, None, "Base".to_owned()),
+        (Some(Tier::Host), GroupKind::Full, None, "Base".to_owned()),
+        (Some(Tier::Device), GroupKind::Unknown, Some(1), "Base".to_owned()),
+        (Some(Tier::Device), GroupKind::Full, None, "Unnamed".to_owned()),
+        (Some(Tier::Device), GroupKind::Full, None, "Named(\"ad\")".to_owned()),
     ];
     assert_eq!(seen, want);
 }
@@ -366,7 +367,7 @@ fn sglang_pages_and_bigrams() {
             assert_eq!(stored.hashes, [ExternalHash((-3_488_128_144_981_237_669_i64).cast_unsigned())]);
             assert_eq!(stored.parent, Some(ExternalHash(u64::MAX)));
             assert_eq!((stored.tokens, stored.is_bigram), (Some(&[1, 2, 3, 4][..]), is_bigram));
-            assert!(stored.place.is_device());
+            assert_eq!(stored.place.tier(), Some(Tier::Device));
             seen += 1;
         });
         assert_eq!((header.map(|header| header.rank), seen), (Ok(None), 1));
