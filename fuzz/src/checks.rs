@@ -3,18 +3,24 @@
 
 use bytes::{Bytes, BytesMut};
 use forebay::config::{Origin as Place, Sources, resolved};
-use forebay::http1::chunked;
 use forebay::http1::request::{self, Origin, Upstream};
+use forebay::http1::{MAX_FIELDS, chunked};
 use forebay::parse::{self, Dialect};
-use forebay::signal::cache_events::{Summary, summarize};
+use forebay::signal::cache_events::{Summary, summarize, summarize_polled};
 use forebay::stream::Events;
+use forebay_routing::WorkerId;
+use forebay_routing::block::HashKey;
+use forebay_routing::index::PrefixIndex;
+use forebay_routing::index::snapshot::Reader;
 
 /// A check.
 pub type Check = fn(&[u8]);
 
 /// Every check by the name of its target and its folder in `corpus/`.
-pub const ALL: [(&str, Check); 6] = [
+pub const ALL: [(&str, Check); 8] = [
     ("event_batch", event_batch),
+    ("polled_events", polled_events),
+    ("snapshot", snapshot),
     ("request_body", request_body),
     ("request_head", request_head),
     ("chunked_body", chunked_body),
@@ -29,6 +35,39 @@ pub fn event_batch(data: &[u8]) {
     let Summary { events, hashes, tokens, malformed } = summary;
     // Each takes a byte at least: whatever is more was made up from a length that lied.
     assert!(events <= data.len() && hashes <= data.len() && tokens <= data.len() && malformed <= events);
+}
+
+/// An answer of TensorRT-LLM's `/kv_cache_events`.
+pub fn polled_events(data: &[u8]) {
+    let Ok(summary) = summarize_polled(data) else { return };
+    assert_eq!(summarize_polled(data), Ok(summary), "one input, one reading");
+    assert!(
+        summary.events.max(summary.hashes).max(summary.tokens) <= data.len() && summary.malformed <= summary.events
+    );
+}
+
+/// A snapshot of the index: as it is, then as the part behind the header of one whose header and checksum are right.
+pub fn snapshot(data: &[u8]) {
+    let key = HashKey::derive(&[7; 32]);
+    let read = |bytes: &[u8]| {
+        let Ok(reader) = Reader::open(bytes, &key) else { return };
+        let index = PrefixIndex::with_budget(1 << 20);
+        for (slot, section) in (0..4).zip(reader.sections()) {
+            let mut ledger = section.restore(WorkerId::new(slot, 0), &index);
+            assert!(ledger.names() <= section.names(), "no more than was written");
+            ledger.unconfirm(&index);
+            ledger.cleared(&index);
+            assert!(ledger.is_empty());
+        }
+    };
+    read(data);
+    let mut bytes = b"FOREBAYX".to_vec();
+    bytes.extend(1_u32.to_le_bytes());
+    bytes.extend(key.id().to_le_bytes());
+    bytes.extend(data);
+    let checksum = key.text(&bytes);
+    bytes.extend(checksum.to_le_bytes());
+    read(&bytes);
 }
 
 /// The body of a request; its first byte chooses the dialect.
@@ -64,6 +103,10 @@ fn first_is_odd(data: &[u8]) -> bool {
 pub fn request_head(data: &[u8]) {
     let take = |bytes: &[u8]| request::take(&mut BytesMut::from(bytes), &mut request::Progress::default(), 16 * 1024);
     let Ok(Some(head)) = take(data) else { return };
+    // A few of our own come to the client's; with those it may be more than clients may send.
+    if head.fields().count() + 8 > MAX_FIELDS {
+        return;
+    }
     let to = Upstream {
         authority: "engine:1",
         length: Some(3),
