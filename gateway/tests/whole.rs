@@ -227,7 +227,7 @@ async fn bad_requests_to_the_admin_listener_are_told_why() {
         ("POST", "/workers", "", "{\"url\":\"http://a:1\",\"ranks\":0}", 400, "ranks"),
         ("DELETE", "/workers", "", "", 400, "url"),
         ("POST", "/explain", "", "{", 400, "JSON"),
-        ("POST", "/explain?dialect=latin", "", "{}", 400, "chat or completions"),
+        ("POST", "/explain?dialect=latin", "", "{}", 400, "chat, completions"),
         ("POST", "/explain", "", "{\"model\":\"x\",\"messages\":[]}", 404, "does not exist"),
         ("GET", "/status", "Origin: http://evil.example\r\n", "", 403, "web pages"),
         ("GET", "/status", "Sec-Fetch-Site: cross-site\r\n", "", 403, "web pages"),

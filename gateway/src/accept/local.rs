@@ -6,7 +6,7 @@ use crate::error::Fault;
 use crate::fleet::Fleet;
 use crate::http1::RequestHead;
 use crate::parse::Dialect;
-use forebay_routing::view::{FleetView, WorkerState};
+use forebay_routing::view::{FleetView, ModelView, WorkerState};
 use serde_json::{Value, json};
 
 /// What is done with a request, by method and path.
@@ -18,31 +18,34 @@ pub(super) enum Route {
     Local(Reply),
     /// Routed by what it asks.
     Inference(Dialect),
-    /// Any other path an engine may know (`/v1/embeddings`, `/tokenize`, …): sent unread to the healthy worker with the
+    /// Any other path an engine may know (`/v1/audio/…`, `/classify`, …): sent unread to the healthy worker with the
     /// least in flight, since a gateway that took such paths away would be no drop-in.
     Through,
 }
 
 pub(super) fn route(head: &RequestHead, fleet: &Fleet) -> Route {
     let reads = matches!(head.method(), "GET" | "HEAD");
-    let dialect = match head.path() {
-        "/v1/chat/completions" => Dialect::Chat,
-        "/v1/completions" => Dialect::Completions,
+    let path = head.path();
+    match path {
         "/health" | "/healthz" | "/ping" if reads => return Route::Open(health(&fleet.view())),
         "/v1/models" if reads => return Route::Local(models(&fleet.view())),
-        path if reads && path.starts_with("/v1/models/") => {
+        _ if reads && path.starts_with("/v1/models/") => {
             return Route::Local(model(&fleet.view(), &path["/v1/models/".len()..]));
         }
-        _ => return Route::Through,
-    };
+        _ => {}
+    }
+    let Some(dialect) = Dialect::of_path(path) else { return Route::Through };
     match head.method() {
         "POST" => return Route::Inference(dialect),
+        // SGLang takes both.
+        "PUT" if dialect == Dialect::Generate => return Route::Inference(dialect),
         // Browsers ask first (CORS); the engine knows whom it allows.
         "OPTIONS" => return Route::Through,
         _ => {}
     }
-    let message = format!("{} {} is not served; use POST", head.method(), head.path());
-    Route::Local(Reply::fault(&Fault::client(405, "method_not_allowed", message)).allow("POST"))
+    let message = format!("{} {path} is not served; use POST", head.method());
+    let fault = Fault::client(405, "method_not_allowed", message);
+    Route::Local(Reply::fault_in(&fault, dialect.shape()).allow("POST"))
 }
 
 /// 200 while any worker takes traffic: what a load balancer in front wants to know.
@@ -54,12 +57,17 @@ fn health(view: &FleetView) -> Reply {
     Reply::fault(&Fault::gateway(503, "no_workers", "no engine is ready"))
 }
 
-fn entry(name: &str) -> Value {
-    json!({"id": name, "object": "model", "created": clock::unix_seconds() as u64, "owned_by": "forebay"})
+/// As engines list it: an alias has the model behind it as `root`, an adapter as `parent`.
+fn entry(model: &ModelView) -> Value {
+    let base = model.base.as_deref();
+    json!({
+        "id": model.name, "object": "model", "created": clock::unix_seconds() as u64, "owned_by": "forebay",
+        "root": base.filter(|_| !model.lora).unwrap_or(&model.name), "parent": base.filter(|_| model.lora),
+    })
 }
 
 fn models(view: &FleetView) -> Reply {
-    let data: Vec<Value> = view.models.iter().map(|model| entry(&model.name)).collect();
+    let data: Vec<Value> = view.models.iter().map(entry).collect();
     Reply::json(200, json!({"object": "list", "data": data}).to_string())
 }
 
@@ -67,7 +75,7 @@ fn models(view: &FleetView) -> Reply {
 fn model(view: &FleetView, name: &str) -> Reply {
     let plain = name.replace("%2F", "/").replace("%2f", "/");
     match view.models.iter().find(|model| model.name == plain) {
-        Some(model) => Reply::json(200, entry(&model.name).to_string()),
+        Some(model) => Reply::json(200, entry(model).to_string()),
         None => Reply::fault(&unknown_model(&plain)),
     }
 }

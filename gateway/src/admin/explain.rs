@@ -8,7 +8,7 @@ use crate::error::Fault;
 use crate::fleet::state_name;
 use crate::observe::reason_name;
 use crate::parse::{self, Dialect};
-use crate::serve::{Considered, consider};
+use crate::serve::{Considered, Session, consider};
 use crate::tokenize::Outcome;
 use bytes::Bytes;
 use forebay_routing::decision::{self, Standing};
@@ -81,19 +81,19 @@ pub struct Candidate {
     pub claim: Option<u64>,
 }
 
-/// `POST /explain?dialect=chat|completions&session=…`.
+/// `POST /explain?dialect=chat|completions|messages|…&session=…`.
 pub(super) async fn answer(console: &Console, query: &str, body: Bytes) -> Result<Answer, Fault> {
-    let dialect = match parameter(query, "dialect").as_deref() {
-        None | Some("chat") => Dialect::Chat,
-        Some("completions") => Dialect::Completions,
-        Some(other) => {
-            let message = format!("the dialect {other:?} is unknown; write chat or completions");
-            return Err(Fault::client(400, "bad_dialect", message).with_param("dialect"));
-        }
+    let name = parameter(query, "dialect");
+    let Some(dialect) = name.as_deref().map_or(Some(Dialect::Chat), Dialect::named) else {
+        let known = Dialect::ALL.map(Dialect::name).join(", ");
+        let message = format!("the dialect {:?} is unknown; write one of {known}", name.unwrap_or_default());
+        return Err(Fault::client(400, "bad_dialect", message).with_param("dialect"));
     };
     let session = parameter(query, "session");
-    let parsed = parse::parse(dialect, body)?;
-    let considered = consider(&console.gateway, &parsed, session.as_deref().map(str::as_bytes)).await?;
+    let mut parsed = parse::parse(dialect, body)?;
+    console.gateway.complete(&mut parsed)?;
+    let session = Session::new(session.as_deref().map(str::as_bytes), None, &parsed);
+    let considered = consider(&console.gateway, &parsed, &session).await?;
     Ok(reply::json(StatusCode::OK, &explain(console, parsed.model, &considered)))
 }
 

@@ -50,7 +50,7 @@ impl Dispatcher {
         };
         let mut exchange = Exchange {
             body: Body::new(head.framing),
-            progress: Progress::new(outbound.reading, &head),
+            progress: Progress::new(outbound.reading, outbound.grammar, &head),
             idle_timeout: self.upstream.idle_timeout,
             connection,
             head,

@@ -39,7 +39,7 @@ use crate::fleet::{Endpoint, Feedback, Fleet, Reservation};
 use crate::http1::request::Origin;
 use crate::http1::{RequestHead, ResponseHead};
 use crate::limits::Share;
-use crate::stream::{Client, Progress, Reading};
+use crate::stream::{Client, Grammar, Progress, Reading};
 use crate::tasks::TaskGroup;
 use bytes::Bytes;
 use forebay_common::id::WorkerId;
@@ -80,6 +80,8 @@ pub struct Outbound<'a> {
     pub share: Share,
     /// How the answer is read.
     pub reading: Reading,
+    /// What its events say.
+    pub grammar: Grammar,
     /// Prompt length, for the reservation.
     pub prompt_tokens: u32,
     /// Completions asked for, for the reservation.

@@ -26,6 +26,9 @@ pub enum Kind {
     Rank,
     /// `x-forebay-session`.
     Session,
+    /// What an agent calls its session: `x-claude-code-session-id`, `session_id` and `session-id` (Codex),
+    /// `x-opencode-session`, `x-session-affinity`, `x-session-id`. Passed on, since it is the engine's too.
+    AgentSession,
     /// Any other `x-forebay-*`.
     Forebay,
     /// `content-type`.
@@ -110,9 +113,14 @@ const KNOWN: [&[(&[u8], Kind)]; 28] = [
     &[(b"trailer", Kind::HopByHop), (b"upgrade", Kind::Upgrade)],
     &[],
     &[(b"x-api-key", Kind::ApiKey), (b"x-real-ip", Kind::Forwarded), (b"forwarded", Kind::Forwarded)],
-    &[(b"connection", Kind::Connection), (b"keep-alive", Kind::HopByHop)],
+    &[
+        (b"connection", Kind::Connection),
+        (b"keep-alive", Kind::HopByHop),
+        (b"session_id", Kind::AgentSession),
+        (b"session-id", Kind::AgentSession),
+    ],
     &[],
-    &[(b"content-type", Kind::ContentType), (b"x-request-id", Kind::RequestId)],
+    &[(b"content-type", Kind::ContentType), (b"x-request-id", Kind::RequestId), (b"x-session-id", Kind::AgentSession)],
     &[(b"authorization", Kind::Authorization), (b"x-slo-ttft-ms", Kind::Control), (b"x-slo-tpot-ms", Kind::Control)],
     &[(b"content-length", Kind::ContentLength)],
     &[(b"accept-encoding", Kind::AcceptEncoding), (b"x-forwarded-for", Kind::ForwardedFor)],
@@ -129,7 +137,12 @@ const KNOWN: [&[(&[u8], Kind)]; 28] = [
         (b"x-forwarded-proto", Kind::Forwarded),
         (b"x-smg-routing-key", Kind::Control),
     ],
-    &[(b"proxy-authenticate", Kind::HopByHop), (b"x-forwarded-prefix", Kind::Forwarded)],
+    &[
+        (b"proxy-authenticate", Kind::HopByHop),
+        (b"x-forwarded-prefix", Kind::Forwarded),
+        (b"x-opencode-session", Kind::AgentSession),
+        (b"x-session-affinity", Kind::AgentSession),
+    ],
     &[(b"proxy-authorization", Kind::HopByHop)],
     &[(b"x-data-parallel-rank", Kind::Rank), (b"x-worker-instance-id", Kind::Control)],
     &[
@@ -139,7 +152,7 @@ const KNOWN: [&[(&[u8], Kind)]; 28] = [
     ],
     &[],
     &[],
-    &[],
+    &[(b"x-claude-code-session-id", Kind::AgentSession)],
     &[(b"x-data-parallel-host-port", Kind::Control)],
     &[],
     &[(b"x-kv-cache-source-host-port", Kind::Control)],

@@ -1,126 +1,12 @@
-//! The fields that the gateway knows, their types, and where their values go.
+//! One pass over a body: its known fields, and where their values go.
 
+use super::known::Kind;
 use super::scan::{Broken, Scanner};
 use super::{Dialect, Parsed, text};
 use crate::error::Fault;
 use bytes::Bytes;
 use std::borrow::Cow;
 use std::ops::Range;
-
-/// A known field's type, as far as the gateway checks it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Text,
-    Flag,
-    Integer,
-    Array,
-    Object,
-    TextOrArray,
-    TextOrObject,
-    /// Whatever the engine makes of it.
-    Any,
-}
-
-impl Kind {
-    fn accepts(self, first: u8) -> bool {
-        match self {
-            Self::Text => first == b'"',
-            Self::Flag => matches!(first, b't' | b'f'),
-            Self::Integer => matches!(first, b'-' | b'0'..=b'9'),
-            Self::Array => first == b'[',
-            Self::Object => first == b'{',
-            Self::TextOrArray => matches!(first, b'"' | b'['),
-            Self::TextOrObject => matches!(first, b'"' | b'{'),
-            Self::Any => true,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Text => "a string",
-            Self::Flag => "true or false",
-            Self::Integer => "an integer",
-            Self::Array => "an array",
-            Self::Object => "an object",
-            Self::TextOrArray => "a string or an array",
-            Self::TextOrObject => "a string or an object",
-            Self::Any => "a value",
-        }
-    }
-}
-
-/// Known in both APIs.
-const COMMON: &[(&str, Kind)] = &[
-    ("model", Kind::Text),
-    ("stream", Kind::Flag),
-    ("stream_options", Kind::Object),
-    ("max_tokens", Kind::Integer),
-    ("n", Kind::Integer),
-    ("cache_salt", Kind::Text),
-    ("user", Kind::Text),
-    ("session_id", Kind::Text),
-    ("priority", Kind::Integer),
-    ("add_special_tokens", Kind::Flag),
-    ("truncate_prompt_tokens", Kind::Integer),
-    ("kv_transfer_params", Kind::Object),
-    ("best_of", Kind::Any),
-    ("logprobs", Kind::Any),
-    ("top_logprobs", Kind::Any),
-    ("prompt_logprobs", Kind::Any),
-    ("response_format", Kind::Any),
-    ("structured_outputs", Kind::Any),
-    ("guided_regex", Kind::Any),
-    ("guided_grammar", Kind::Any),
-    ("guided_json", Kind::Any),
-    ("guided_choice", Kind::Any),
-    ("structural_tag", Kind::Any),
-    ("regex", Kind::Any),
-    ("ebnf", Kind::Any),
-    ("json_schema", Kind::Any),
-    ("custom_logit_processor", Kind::Any),
-    ("logits_processors", Kind::Any),
-    ("input_embeds", Kind::Any),
-    ("ec_transfer_params", Kind::Any),
-    ("bootstrap_host", Kind::Any),
-    ("bootstrap_port", Kind::Any),
-    ("bootstrap_room", Kind::Any),
-];
-
-/// Known in chat only.
-const CHAT: &[(&str, Kind)] = &[
-    ("messages", Kind::Array),
-    ("max_completion_tokens", Kind::Integer),
-    ("tools", Kind::Array),
-    ("tool_choice", Kind::TextOrObject),
-    ("chat_template", Kind::Text),
-    ("chat_template_kwargs", Kind::Object),
-    ("add_generation_prompt", Kind::Flag),
-    ("continue_final_message", Kind::Flag),
-    ("reasoning_effort", Kind::Text),
-    ("documents", Kind::Array),
-];
-
-/// Known in completions only.
-const COMPLETIONS: &[(&str, Kind)] = &[("prompt", Kind::TextOrArray), ("prompt_embeds", Kind::TextOrArray)];
-
-impl Dialect {
-    /// Position (for the mark of what was seen), name and type of a known field.
-    fn field(self, key: &str) -> Option<(usize, &'static str, Kind)> {
-        let own = match self {
-            Self::Chat => CHAT,
-            Self::Completions => COMPLETIONS,
-        };
-        let all = COMMON.iter().chain(own);
-        all.enumerate().find(|(_, (name, _))| *name == key).map(|(i, (name, kind))| (i, *name, *kind))
-    }
-
-    fn prompt_field(self) -> &'static str {
-        match self {
-            Self::Chat => "messages",
-            Self::Completions => "prompt",
-        }
-    }
-}
 
 /// What one scan gathers.
 struct Scan<'a> {
@@ -197,11 +83,12 @@ impl Scan<'_> {
         if !kind.accepts(first) {
             return Err(wrong_type(name, kind.name()));
         }
-        if kind == Kind::Any {
+        if kind == Kind::Guarded {
             self.parsed.guarded.push((name, span));
             return Ok(());
         }
-        self.parsed.has_media |= watched && name == "messages";
+        self.parsed.has_media |=
+            watched && matches!(name, "messages" | "input" | "query" | "queries" | "text_1" | "data_1");
         self.record(name, kind, span)
     }
 
@@ -212,7 +99,7 @@ impl Scan<'_> {
             "stream" => self.parsed.stream = self.body[span.start] == b't',
             "stream_options" => self.stream_options(span)?,
             "max_tokens" => self.parsed.max_tokens = Some(self.token_limit(name, span)?),
-            "max_completion_tokens" => self.newer_limit = Some(self.token_limit(name, span)?),
+            "max_completion_tokens" | "max_output_tokens" => self.newer_limit = Some(self.token_limit(name, span)?),
             "n" => {
                 self.parsed.n = self.unsigned(name, &span)?;
                 if self.parsed.n == 0 {
@@ -223,7 +110,11 @@ impl Scan<'_> {
             "cache_salt" => self.parsed.cache_salt = Some(self.string(&span)?),
             "user" => self.parsed.user = Some(self.string(&span)?),
             "session_id" => self.parsed.session_id = Some(self.string(&span)?),
-            "messages" | "prompt" => self.parsed.prompt = span,
+            "prompt_cache_key" => self.parsed.session_hint = Some(self.string(&span)?),
+            "metadata" => self.metadata(&span)?,
+            "sampling_params" => self.sampling_params(&span)?,
+            "messages" | "prompt" | "input" | "token_ids" | "query" => self.prompt(name, span),
+            "text" | "input_ids" | "queries" | "text_1" | "data_1" => self.prompt(name, span),
             "tools" => self.parsed.tools = Some(span),
             _ => {
                 if kind == Kind::Integer {
@@ -235,35 +126,91 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Looks for `include_usage` in the `stream_options` object.
-    fn stream_options(&mut self, span: Range<usize>) -> Result<(), Fault> {
-        const NAME: &str = "stream_options.include_usage";
+    /// Notes where the prompt is; of several the first.
+    fn prompt(&mut self, name: &'static str, span: Range<usize>) {
+        if self.parsed.prompt.is_empty() {
+            (self.parsed.prompt, self.parsed.prompt_field) = (span, name);
+        } else {
+            self.parsed.template_fields.push((name, span));
+        }
+    }
+
+    /// Calls `each` with the members of the object `span`, which has been scanned before; `name` for complaints.
+    fn members(
+        &mut self,
+        name: &'static str,
+        span: &Range<usize>,
+        mut each: impl FnMut(&mut Self, &str, Range<usize>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
         let mut scanner = Scanner::again(self.body, span.start + 1, 2);
         scanner.skip_space();
         while scanner.peek() != Some(b'}') {
             let key = scanner.key().map_err(not_json)?;
             let value = scanner.value().map_err(not_json)?;
-            let key = text::unescape(&self.text[key.inner]).map_err(|_| wrong_type("stream_options", "plain keys"))?;
-            if key == "include_usage" {
-                if self.parsed.include_usage_value.is_some() {
-                    return Err(
-                        fault("duplicate_field", format!("`{NAME}` occurs twice; give it once")).with_param(NAME)
-                    );
-                }
-                match self.body[value.start] {
-                    b't' => self.parsed.include_usage = true,
-                    b'f' | b'n' => {}
-                    _ => return Err(wrong_type(NAME, Kind::Flag.name())),
-                }
-                self.parsed.include_usage_value = Some(value);
-            }
+            let key = text::unescape(&self.text[key.inner]).map_err(|_| wrong_type(name, "plain keys"))?;
+            each(self, &key, value)?;
             scanner.skip_space();
             if scanner.take(b',') {
                 scanner.skip_space();
             }
         }
+        Ok(())
+    }
+
+    /// Looks for `include_usage` in the `stream_options` object.
+    fn stream_options(&mut self, span: Range<usize>) -> Result<(), Fault> {
+        const NAME: &str = "stream_options.include_usage";
+        self.members("stream_options", &span, |scan, key, value| {
+            if key != "include_usage" {
+                return Ok(());
+            }
+            if scan.parsed.include_usage_value.is_some() {
+                return Err(fault("duplicate_field", format!("`{NAME}` occurs twice; give it once")).with_param(NAME));
+            }
+            match scan.body[value.start] {
+                b't' => scan.parsed.include_usage = true,
+                b'f' | b'n' => {}
+                _ => return Err(wrong_type(NAME, Kind::Flag.name())),
+            }
+            scan.parsed.include_usage_value = Some(value);
+            Ok(())
+        })?;
         self.parsed.stream_options = Some(span);
         Ok(())
+    }
+
+    /// Looks for how much is asked for. A list (one entry for each of several prompts) is left to the engine, and so is
+    /// what has an odd type.
+    fn sampling_params(&mut self, span: &Range<usize>) -> Result<(), Fault> {
+        if self.body[span.start] != b'{' {
+            return Ok(());
+        }
+        self.members("sampling_params", span, |scan, key, value| {
+            let number = scan.text[value.clone()].parse().ok();
+            match (key, number) {
+                ("max_new_tokens" | "max_tokens", Some(limit)) => {
+                    scan.parsed.max_tokens = Some(limit);
+                    scan.parsed.token_limits.push((limit, value));
+                }
+                ("n", Some(n)) if n > 0 => scan.parsed.n = n,
+                _ => {
+                    let guarded = Dialect::guarded(key).filter(|_| scan.body[value.start] != b'n');
+                    scan.parsed.guarded.extend(guarded.map(|name| (name, value)));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Claude Code names its session within `metadata.user_id`, which changes with the session and not before.
+    fn metadata(&mut self, span: &Range<usize>) -> Result<(), Fault> {
+        self.members("metadata", span, |scan, key, value| {
+            let user = &scan.text[value.clone()];
+            if key == "user_id" && user.starts_with('"') && user.contains("session") {
+                scan.parsed.session_hint = scan.string(&value).ok();
+            }
+            Ok(())
+        })
     }
 
     /// Text of a string value without half surrogates.
@@ -304,11 +251,14 @@ impl Scan<'_> {
     fn finish(self) -> Result<Parsed, Fault> {
         let mut parsed = self.parsed;
         parsed.max_tokens = self.newer_limit.or(parsed.max_tokens);
-        if parsed.model.is_empty() {
+        if parsed.model.is_empty() && !parsed.dialect.may_omit_model() {
             return Err(missing("model", "name the model to use; GET /v1/models lists them"));
         }
-        if parsed.prompt.is_empty() && parsed.template_span("prompt_embeds").is_none() {
-            return Err(missing(parsed.dialect.prompt_field(), "there is nothing to complete"));
+        if let Some(field) = parsed.dialect.prompt_field()
+            && parsed.prompt.is_empty()
+            && parsed.template_span("prompt_embeds").is_none()
+        {
+            return Err(missing(field, "there is nothing to work on"));
         }
         Ok(parsed)
     }

@@ -10,10 +10,12 @@
 //! - `null` means absent;
 //! - every span in [`Parsed`] lies within the body, on UTF-8 boundaries, around one complete JSON value.
 //!
-//! Failure: a 400 in OpenAI's error shape that names the field, or the byte where the body stops being JSON. There is
+//! Failure: a 400 in the dialect's error shape that names the field, or the byte where the body stops being JSON. There is
 //! no recursion and no allocation that grows with the body, so hostile nesting costs nothing.
 
+mod dialect;
 mod fields;
+mod known;
 mod policy;
 mod scan;
 mod splice;
@@ -21,20 +23,18 @@ mod splice;
 mod tests;
 pub(crate) mod text;
 
+pub use dialect::Dialect;
+
 pub(crate) use scan::{RawString, Scanner};
 
-use crate::error::Fault;
+use crate::error::{Fault, Shape};
 use bytes::Bytes;
 use std::ops::Range;
 
-/// Which API the body speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dialect {
-    /// `POST /v1/chat/completions`.
-    Chat,
-    /// `POST /v1/completions`.
-    Completions,
-}
+/// First words of the line that Claude Code puts before its system prompt: a hash that changes with every request.
+pub(crate) const PREAMBLE: &str = "x-anthropic-billing-header";
+/// Bytes of a prompt in which it may begin: it comes first, behind a role and some punctuation.
+const PREAMBLE_WITHIN: usize = 128;
 
 /// A request body and what the scan found in it. Ranges index `body` and span whole JSON values.
 #[derive(Clone, Debug)]
@@ -43,13 +43,13 @@ pub struct Parsed {
     pub dialect: Dialect,
     /// Exactly what the client sent.
     pub body: Bytes,
-    /// `model`, unescaped.
+    /// `model`, unescaped; empty where it was left out and may be ([`Dialect::may_omit_model`]).
     pub model: String,
     /// `stream`; null = absent = false.
     pub stream: bool,
     /// `stream_options.include_usage` as the client gave it.
     pub include_usage: bool,
-    /// `max_completion_tokens` or `max_tokens`.
+    /// `max_completion_tokens`, `max_output_tokens`, `max_tokens` or `sampling_params.max_new_tokens`.
     pub max_tokens: Option<u32>,
     /// `n`, 1 when absent.
     pub n: u32,
@@ -59,13 +59,19 @@ pub struct Parsed {
     pub user: Option<String>,
     /// `session_id` (vLLM): the same for all requests of one conversation.
     pub session_id: Option<String>,
+    /// What an agent's requests of one session have in common without being meant for routing: `prompt_cache_key`, or
+    /// Claude Code's `metadata.user_id`.
+    pub session_hint: Option<String>,
     /// `priority` (vLLM): lower is served earlier, 0 when absent.
     pub priority: i64,
-    /// Value of `messages` (chat) or `prompt` (completions). Empty when a completion brings only `prompt_embeds`.
+    /// Value of the field that holds the prompt: `messages`, `prompt`, `input`, `text`, `token_ids`, `query`, …. Empty
+    /// where there is none, as when a completion brings only `prompt_embeds`.
     pub prompt: Range<usize>,
+    /// Name of that field.
+    pub prompt_field: &'static str,
     /// Value of `tools`, where present and not null.
     pub tools: Option<Range<usize>>,
-    /// Every other chat field that changes the rendered prompt, by name (`chat_template_kwargs`,
+    /// Every other known field, by name: mostly what changes the rendered prompt (`system`, `chat_template_kwargs`,
     /// `add_generation_prompt`, `continue_final_message`, `reasoning_effort`, `chat_template`, …).
     pub template_fields: Vec<(&'static str, Range<usize>)>,
     /// Value of `stream_options`, where present.
@@ -73,7 +79,7 @@ pub struct Parsed {
     /// Value of `stream_options.include_usage`, where present.
     include_usage_value: Option<Range<usize>>,
     /// Fields that the request policy looks at, by name.
-    guarded: Vec<(&'static str, Range<usize>)>,
+    pub(crate) guarded: Vec<(&'static str, Range<usize>)>,
     /// `max_tokens` and `max_completion_tokens`, as far as they were there.
     token_limits: Vec<(u32, Range<usize>)>,
     /// The messages have a key that may name something to fetch or to load.
@@ -109,8 +115,10 @@ impl Parsed {
             cache_salt: None,
             user: None,
             session_id: None,
+            session_hint: None,
             priority: 0,
             prompt: 0..0,
+            prompt_field: "",
             tools: None,
             template_fields: Vec::new(),
             stream_options: None,
@@ -125,13 +133,25 @@ impl Parsed {
 
     /// Whether the gateway asked for usage on the client's behalf, so that the usage frame must not reach it.
     pub fn wants_usage_stripped(&self) -> bool {
-        self.stream && !self.include_usage
+        self.stream && !self.include_usage && self.dialect.asks_for_usage()
     }
 
     /// The body to send upstream: the client's bytes, with `stream_options.include_usage: true` spliced in for a
     /// stream whose client did not ask for usage, and what the policy clamps. Slices share the body; nothing of it is copied.
     pub fn upstream_body(&self) -> Vec<Bytes> {
         splice::upstream_body(self)
+    }
+
+    /// The prompt from the first byte that stays the same through a session: without the line that Claude Code puts
+    /// before its system prompt and that changes with every request (engines drop it too).
+    pub fn stable_prompt(&self) -> &[u8] {
+        let prompt = &self.body[self.prompt.clone()];
+        let head = &prompt[..prompt.len().min(PREAMBLE_WITHIN)];
+        let Some(at) = memchr::memmem::find(head, PREAMBLE.as_bytes()) else { return prompt };
+        let rest = &prompt[at..];
+        // The line ends at an escaped line feed or with its string.
+        let end = memchr::memchr2(b'\\', b'"', rest).unwrap_or(rest.len());
+        &rest[end..]
     }
 
     /// Value of the template field `name`, as JSON text.

@@ -47,6 +47,11 @@ impl Parsed {
         if self.has_media {
             self.check_media(policy)?;
         }
+        for name in ["image_data", "audio_data", "video_data"] {
+            if let Some(span) = self.template_span(name) {
+                self.check_data(policy, name, &span)?;
+            }
+        }
         self.clamp(policy);
         Ok(())
     }
@@ -124,9 +129,11 @@ impl Parsed {
     }
 
     fn check_media(&self, policy: &Policy) -> Result<(), Fault> {
-        if self.dialect != Dialect::Chat || policy.media == Media::Any && policy.allow_embeds {
+        if policy.media == Media::Any && policy.allow_embeds {
             return Ok(());
         }
+        // Anthropic's sources name theirs so.
+        let bare = self.dialect == Dialect::Messages;
         let mut count = 0;
         let mut open = vec![(self.prompt.clone(), 0)];
         while let Some((span, depth)) = open.pop() {
@@ -134,7 +141,7 @@ impl Parsed {
                 if key.ends_with("_embeds") && self.body[value.start] != b'n' && !policy.allow_embeds {
                     return Err(embeds_denied("messages"));
                 }
-                if key.ends_with("_url") {
+                if key.ends_with("_url") || bare && key == "url" {
                     count += 1;
                     self.check_url(policy, &value)?;
                 }
@@ -146,6 +153,26 @@ impl Parsed {
         if count > policy.max_media {
             let message = format!("the messages name {count} media; at most {} are served", policy.max_media);
             return Err(denied("too_many_media", "messages", message, "requests.max_media"));
+        }
+        Ok(())
+    }
+
+    /// SGLang's media: base64, a URL or the name of a file, alone or in lists.
+    fn check_data(&self, policy: &Policy, name: &'static str, span: &Range<usize>) -> Result<(), Fault> {
+        let mut open = vec![(span.clone(), 0)];
+        while let Some((span, depth)) = open.pop() {
+            let value = &self.body[span.clone()];
+            // What is neither text nor ends in base64's letters is fetched or opened.
+            let foreign = value.first() == Some(&b'"') && memchr::memchr3(b'.', b':', b'\\', value).is_some();
+            if foreign {
+                self.check_url(policy, &span)?;
+            } else if value.first() == Some(&b'"') && policy.media == Media::None {
+                let message = format!("`{name}` holds media, and none are served");
+                return Err(denied("media_denied", name, message, "requests.media"));
+            }
+            if depth < MAX_WALK {
+                open.extend(self.members(&span).into_iter().map(|(_, value)| (value, depth + 1)));
+            }
         }
         Ok(())
     }
@@ -206,8 +233,10 @@ impl Parsed {
     fn clamp(&mut self, policy: &Policy) {
         let Some(most) = policy.max_tokens else { return };
         let written = most.to_string();
-        if self.token_limits.is_empty() {
-            self.edits.push((self.close..self.close, format!(",\"max_tokens\":{written}").into()));
+        if let Some(field) = self.dialect.limit_field()
+            && self.token_limits.is_empty()
+        {
+            self.edits.push((self.close..self.close, format!(",\"{field}\":{written}").into()));
         }
         for (limit, span) in &self.token_limits {
             if *limit > most {

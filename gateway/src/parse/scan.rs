@@ -61,7 +61,7 @@ impl<'a> Scanner<'a> {
         self.lone_surrogate.take()
     }
 
-    /// Whether a nested key ended in `_url` or `_embeds`, or might, since the last call.
+    /// Whether a nested key was `url` or ended in `_url` or `_embeds`, or might, since the last call.
     pub(crate) fn take_watched(&mut self) -> bool {
         std::mem::take(&mut self.watched)
     }
@@ -193,7 +193,7 @@ impl<'a> Scanner<'a> {
     fn nested_key(&mut self) -> Result<(), Broken> {
         let key = self.key()?;
         let name = &self.bytes[key.inner];
-        self.watched |= key.escaped || name.ends_with(b"_url") || name.ends_with(b"_embeds");
+        self.watched |= key.escaped || name.ends_with(b"_url") || name.ends_with(b"_embeds") || name == b"url";
         Ok(())
     }
 

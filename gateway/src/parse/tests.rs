@@ -55,6 +55,74 @@ fn finds_the_prompt_of_a_completion_in_every_shape() {
 }
 
 #[test]
+fn finds_the_prompt_and_the_limits_of_every_dialect() {
+    for (dialect, body, field, max_tokens) in [
+        (Dialect::Responses, r#"{"model":"m","input":["x"],"max_output_tokens":7}"#, "input", Some(7)),
+        (Dialect::Messages, r#"{"model":"m","messages":["x"],"max_tokens":7}"#, "messages", Some(7)),
+        (Dialect::CountTokens, r#"{"model":"m","messages":["x"]}"#, "messages", None),
+        (Dialect::Generate, r#"{"text":["x"],"sampling_params":{"max_new_tokens":7,"n":2}}"#, "text", Some(7)),
+        (Dialect::Generate, r#"{"input_ids":["x"],"sampling_params":[{}],"text":null}"#, "input_ids", None),
+        (Dialect::TokensIn, r#"{"token_ids":["x"],"sampling_params":{"max_tokens":7.5}}"#, "token_ids", None),
+        (Dialect::Embeddings, r#"{"model":"m","input":["x"]}"#, "input", None),
+        (Dialect::Pooling, r#"{"messages":["x"]}"#, "messages", None),
+        (Dialect::Rerank, r#"{"query":["x"],"documents":["y"]}"#, "query", None),
+        (Dialect::Score, r#"{"data_1":["x"],"data_2":["y"]}"#, "data_1", None),
+        (Dialect::Tokenize, r#"{"prompt":"x","add_special_tokens":3}"#, "", None),
+    ] {
+        let parsed = parse(dialect, Bytes::from(body)).unwrap();
+        assert_eq!((parsed.prompt_field, parsed.max_tokens), (field, max_tokens), "{body}");
+        let prompt = &body[parsed.prompt.clone()];
+        assert_eq!(prompt, if field.is_empty() { "" } else { r#"["x"]"# }, "{body}");
+        assert_eq!(upstream(&parsed), body);
+    }
+}
+
+#[test]
+fn dialects_have_one_name_and_their_own_paths() {
+    for dialect in Dialect::ALL {
+        assert_eq!(Dialect::named(dialect.name()), Some(dialect));
+        let body = Bytes::from_static(b"{}");
+        let model = refused_param(parse(dialect, body));
+        assert_eq!(model.as_deref() == Some("model"), !dialect.may_omit_model(), "{dialect:?}");
+    }
+    assert_eq!(Dialect::of_path("/v1/messages/count_tokens"), Some(Dialect::CountTokens));
+    assert_eq!(Dialect::of_path("/v1/messages/batches"), None);
+}
+
+/// Field at fault; `None` where the body is taken.
+fn refused_param(result: Result<Parsed, Fault>) -> Option<String> {
+    result.err().and_then(|fault| fault.param)
+}
+
+#[test]
+fn only_dialects_that_hide_usage_are_asked_for_it() {
+    for dialect in Dialect::ALL {
+        let body = r#"{"model":"m","stream":true,"messages":[],"prompt":"x","input":"x","query":"x","token_ids":[1]}"#;
+        let parsed = parse(dialect, Bytes::from(body)).unwrap();
+        let asks = matches!(dialect, Dialect::Chat | Dialect::Completions | Dialect::TokensIn);
+        assert_eq!(parsed.wants_usage_stripped(), asks, "{dialect:?}");
+        assert_eq!(upstream(&parsed) == body, !asks, "{dialect:?}");
+    }
+}
+
+#[test]
+fn the_line_that_changes_with_every_request_is_no_part_of_what_stays() {
+    let stable = |content: &str| {
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"system","content":{content}}},"tail"]}}"#);
+        let parsed = chat(&body).unwrap();
+        String::from_utf8_lossy(parsed.stable_prompt()).into_owned()
+    };
+    let one = stable(r#""x-anthropic-billing-header: cch=1;\nYou are""#);
+    assert_eq!(one, stable(r#""x-anthropic-billing-header: cch=22;\nYou are""#));
+    assert!(one.contains("You are"));
+    let block = |hash: u32| {
+        format!(r#"[{{"type":"text","text":"x-anthropic-billing-header: cch={hash}"}},{{"type":"text","text":"You"}}]"#)
+    };
+    assert_eq!(stable(&block(1)), stable(&block(333)));
+    assert!(stable(r#""You are""#).starts_with("[{"), "everything counts elsewhere");
+}
+
+#[test]
 fn keys_inside_values_are_text() {
     let parsed = chat(
         r#"{"model":"m","messages":[{"role":"user","content":"\"user\":\"eve\"","user":"eve"}],"x":{"user":"eve"}}"#,

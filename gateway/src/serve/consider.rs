@@ -1,6 +1,6 @@
 //! tokenize → hash → score: what a request deserves, without sending it.
 
-use super::{Gateway, ms};
+use super::{Gateway, Session, ms};
 use crate::accept::unknown_model;
 use crate::error::Fault;
 use crate::observe::Record;
@@ -27,6 +27,8 @@ pub struct Considered {
     pub model: u32,
     /// The model's policy.
     pub policy: Policy,
+    /// Whose tokenizer made them: the model, or the one behind its alias.
+    pub tokenizer: Arc<str>,
     /// Token ids or why there are none; `None` where the policy needs none.
     pub tokens: Option<Outcome>,
     /// One per block size in use.
@@ -52,32 +54,40 @@ pub struct Considered {
 }
 
 /// tokenize → hash → score. Sends, reserves and places nothing.
-pub async fn consider(gateway: &Gateway, parsed: &Parsed, session: Option<&[u8]>) -> Result<Considered, Fault> {
+pub async fn consider(gateway: &Gateway, parsed: &Parsed, session: &Session) -> Result<Considered, Fault> {
     let view = gateway.fleet.view();
     let model = view.model(&parsed.model).ok_or_else(|| unknown_model(&parsed.model))?;
-    let policy = gateway.policy(&parsed.model);
+    let served = &view.models[model as usize];
+    let prefills = parsed.dialect.prefills();
+    let policy = if prefills { gateway.policy(&parsed.model) } else { Policy::LeastLoaded };
+    let tokenizer = gateway.tokenizers.owner(&parsed.model, served.domain_model());
     let started = Instant::now();
     let tokens = match policy {
-        Policy::Kv => Some(gateway.tokenizers.encode(parsed, started + gateway.config.tokenize.deadline).await?),
+        Policy::Kv => {
+            let deadline = started + gateway.config.tokenize.deadline;
+            Some(gateway.tokenizers.encode(tokenizer, parsed, deadline).await?)
+        }
         Policy::LeastLoaded | Policy::PowerOfTwo | Policy::RoundRobin => None,
         Policy::ConsistentHash | Policy::Session => None,
     };
     let tokenize_ms = if tokens.is_some() { ms(started.elapsed()) } else { 0.0 };
-    let chains = hash(gateway, &view.models[model as usize], parsed, tokens.as_ref());
+    let chains = hash(gateway, served, parsed, tokens.as_ref());
     let hits = look_up(gateway, &chains);
     let (prompt_tokens, exact) = match &tokens {
         Some(Outcome::Tokens(ids)) => (ids.len() as u32, true),
+        _ if !prefills => (0, false),
         _ => ((parsed.prompt.len() / BYTES_PER_TOKEN) as u32, false),
     };
     let (cursor, rng) = gateway.turn();
     let mut considered = Considered {
         model,
         policy,
-        text_hash: if exact { 0 } else { text_hash(gateway, parsed, policy) },
-        session: session_hash(gateway, parsed, session, policy),
-        output_tokens: gateway.expected_output(parsed.max_tokens),
+        text_hash: if exact { 0 } else { text_hash(gateway, parsed, session, policy) },
+        session: session.key().filter(|_| policy == Policy::Session).map(|key| gateway.fleet.hash_key().text(key)),
+        output_tokens: if parsed.dialect.generates() { gateway.expected_output(parsed.max_tokens) } else { 0 },
         completions: parsed.n,
         decision: Err(Refusal::NoWorkers),
+        tokenizer: tokenizer.into(),
         tokens,
         chains,
         hits,
@@ -114,24 +124,17 @@ fn look_up(gateway: &Gateway, chains: &[BlockChain]) -> Vec<Hits> {
     chains.iter().map(look).collect()
 }
 
-/// Affinity by text: for the ring policies, and for `kv` where tokens are missing.
-fn text_hash(gateway: &Gateway, parsed: &Parsed, policy: Policy) -> u64 {
-    match policy {
-        Policy::LeastLoaded | Policy::PowerOfTwo | Policy::RoundRobin => 0,
-        Policy::Kv | Policy::ConsistentHash | Policy::Session => {
-            let prompt = &parsed.body[parsed.prompt.clone()];
-            gateway.fleet.hash_key().text(&prompt[..prompt.len().min(TEXT_HEAD)])
+/// Affinity by text: for the ring policies, and for `kv` where tokens are missing, there after the session.
+fn text_hash(gateway: &Gateway, parsed: &Parsed, session: &Session, policy: Policy) -> u64 {
+    let key = gateway.fleet.hash_key();
+    match (policy, session.key()) {
+        (Policy::LeastLoaded | Policy::PowerOfTwo | Policy::RoundRobin, _) => 0,
+        (Policy::Kv, Some(session)) => key.text(session),
+        (Policy::Kv | Policy::ConsistentHash | Policy::Session, _) => {
+            let prompt = parsed.stable_prompt();
+            key.text(&prompt[..prompt.len().min(TEXT_HEAD)])
         }
     }
-}
-
-/// The session: `x-forebay-session`, else the body's `session_id`. Never derived from a key or an address.
-fn session_hash(gateway: &Gateway, parsed: &Parsed, session: Option<&[u8]>, policy: Policy) -> Option<u64> {
-    if policy != Policy::Session {
-        return None;
-    }
-    let hint = session.or(parsed.session_id.as_deref().map(str::as_bytes))?;
-    Some(gateway.fleet.hash_key().text(hint))
 }
 
 impl Considered {

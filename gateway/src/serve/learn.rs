@@ -38,8 +38,8 @@ pub(super) fn learn(gateway: &Gateway, parsed: &Parsed, considered: &Considered,
     gateway.learn_output(exchange.progress.output_tokens() / parsed.n.max(1));
     if let Some(crate::tokenize::Outcome::Tokens(ids)) = &considered.tokens {
         let ours = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-        gateway.tokenizers.observe_prompt_tokens(&parsed.model, ours, usage.prompt_tokens);
-        gateway.sample(parsed, ids, &exchange.endpoint.url);
+        gateway.tokenizers.observe_prompt_tokens(&considered.tokenizer, ours, usage.prompt_tokens);
+        gateway.sample(&considered.tokenizer, parsed, ids, &exchange.endpoint.url);
     }
     confirm(gateway, considered, exchange, usage);
 }

@@ -14,6 +14,7 @@ const MAX_BODY: usize = 1024 * 1024;
 
 /// One request and who served it.
 struct Sample {
+    tokenizer: Arc<str>,
     parsed: Parsed,
     ids: Arc<[u32]>,
     base_url: String,
@@ -38,16 +39,17 @@ impl Gateway {
         let Some(mut inbox) = self.samples.inbox.lock().take() else { return };
         let gateway = self.clone();
         tasks.spawn("token parity", async move {
-            while let Some(Sample { parsed, ids, base_url }) = inbox.recv().await {
-                gateway.tokenizers.compare(&parsed, &ids, &base_url).await;
+            while let Some(Sample { tokenizer, parsed, ids, base_url }) = inbox.recv().await {
+                gateway.tokenizers.compare(&tokenizer, &parsed, &ids, &base_url).await;
             }
         });
     }
 
     /// Queues one request's ids for comparison, if its turn has come.
-    pub(super) fn sample(&self, parsed: &Parsed, ids: &Arc<[u32]>, base_url: &str) {
+    pub(super) fn sample(&self, tokenizer: &Arc<str>, parsed: &Parsed, ids: &Arc<[u32]>, base_url: &str) {
         if parsed.body.len() <= MAX_BODY && self.tokenizers.samples() {
-            let sample = Sample { parsed: parsed.clone(), ids: ids.clone(), base_url: base_url.to_owned() };
+            let (tokenizer, base_url) = (tokenizer.clone(), base_url.to_owned());
+            let sample = Sample { tokenizer, parsed: parsed.clone(), ids: ids.clone(), base_url };
             // A full queue means that engines answer slowly: this request is then simply none of the sample.
             let _ = self.samples.queue.try_send(sample);
         }

@@ -87,6 +87,36 @@ fn read_whole(exchange: &mut Exchange, share: &mut Share, counted: &mut usize) -
     Ok(here > MAX_HELD_WHOLE || share.grow(more).is_err())
 }
 
+/// Larger answers say more than that a route is missing.
+const MAX_MISSING: usize = 1024;
+
+impl Exchange {
+    /// Whether this 404 says that the engine does not know the path, as its web framework words it, rather than that it
+    /// does not know the model. If so the answer is read off the connection, and another takes its place.
+    pub(crate) fn lacks_route(&mut self) -> bool {
+        if self.head.status != 404 || self.progress.reading != Reading::Whole {
+            return false;
+        }
+        let document = match &self.body {
+            Body::Left(left) => {
+                let left = usize::try_from(*left).unwrap_or(usize::MAX);
+                self.connection.input.get(..left)
+            }
+            Body::Done => Some(self.progress.held.as_slice()),
+            _ => None,
+        };
+        let lacks = document.is_some_and(|document| document.len() <= MAX_MISSING && says_no_route(document));
+        // What was read as a whole is there as a whole.
+        lacks && self.body.drain(&mut self.connection.input, |_| {}).is_ok()
+    }
+}
+
+fn says_no_route(document: &[u8]) -> bool {
+    let Ok(answer) = serde_json::from_slice::<serde_json::Value>(document) else { return true };
+    let text = answer.get("detail").or_else(|| answer.get("error")?.get("message"));
+    text.and_then(serde_json::Value::as_str).is_some_and(|text| text.eq_ignore_ascii_case("not found"))
+}
+
 impl super::Progress {
     /// Notes a complete JSON answer.
     fn note_document(&mut self, document: &[u8]) {

@@ -13,13 +13,14 @@
 //! held, at most [`MAX_HELD_EVENTS`] bytes. A whole answer commits when it is complete, or when it is larger than
 //! [`MAX_HELD_WHOLE`]. Any other answer commits with its head.
 //!
-//! After commit an answer is never cut silently: a stream ends in an error event and `[DONE]`, anything else in a
+//! After commit an answer is never cut silently: a stream ends in the error event of its [`Grammar`], anything else in a
 //! connection that closes before the announced end.
 
 mod client;
 mod deadline;
 mod drain;
 mod events;
+mod grammar;
 mod hold;
 mod http2;
 mod relay;
@@ -30,6 +31,7 @@ pub use client::{Client, Interrupt};
 pub use deadline::Deadline;
 pub use drain::Stages;
 pub use events::Events;
+pub use grammar::Grammar;
 pub use hold::hold;
 pub use http2::{Endings, Pipe};
 pub use relay::{End, relay};
@@ -61,7 +63,7 @@ pub enum Next {
 /// How the answer to a request is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// OpenAI's events; `strip_usage` takes out the usage frame that the client did not ask for.
+    /// A stream of events; `strip_usage` takes out the usage frame that the client did not ask for.
     Events {
         /// Take the usage frame out.
         strip_usage: bool,
@@ -86,10 +88,12 @@ pub struct Progress {
 
 impl Progress {
     /// At the start of the body that follows `head`.
-    pub fn new(wanted: Reading, head: &ResponseHead) -> Self {
+    pub fn new(wanted: Reading, grammar: Grammar, head: &ResponseHead) -> Self {
         let success = (200..300).contains(&head.status);
         // An engine says what it sends: an error answers a stream request with JSON.
         let reading = match wanted {
+            // A route that an engine lacks is told in the client's own dialect, once all of that is read.
+            Reading::Events { .. } | Reading::Whole if head.status == 404 && !head.event_stream => Reading::Whole,
             Reading::Events { .. } | Reading::Whole if !success => Reading::Through,
             Reading::Events { .. } if head.event_stream => wanted,
             Reading::Whole if head.event_stream => Reading::Events { strip_usage: false },
@@ -97,7 +101,7 @@ impl Progress {
             Reading::Whole | Reading::Through => wanted,
         };
         let strip = matches!(reading, Reading::Events { strip_usage: true });
-        Self { reading, held: Vec::new(), events: Events::new(strip), first_output: None, last_output: None }
+        Self { reading, held: Vec::new(), events: Events::new(grammar, strip), first_output: None, last_output: None }
     }
 
     /// Tokens by the engine's count, where it gave one.

@@ -145,8 +145,9 @@ impl<'a> Relay<'a> {
         let between = self.exchange.progress.events.is_between_frames();
         let at = self.open();
         let lead = if between { "" } else { "\n\n" };
-        let event = format!("{lead}data: {}\n\ndata: [DONE]\n\n", fault.body());
-        self.out.extend_from_slice(event.as_bytes());
+        self.out.extend_from_slice(lead.as_bytes());
+        let frames = self.exchange.progress.events.error_frames(&fault);
+        self.out.extend_from_slice(frames.as_bytes());
         self.close_chunk(at);
         match self.finish().await {
             Ok(()) => Cut::Told(fault),

@@ -1,4 +1,4 @@
-use super::{Events, Usage};
+use super::{Events, Grammar, Usage};
 use proptest::prelude::*;
 
 const ROLE: &str =
@@ -19,7 +19,7 @@ fn feed(events: &mut Events, text: &str) -> String {
 
 #[test]
 fn output_commits_and_what_comes_before_it_does_not() {
-    let mut events = Events::new(false);
+    let mut events = Events::new(Grammar::OpenAi, false);
     for quiet in [": comment\n\n", &stream(&[ROLE]), "\n", "event: ping\ndata: {}\n\n"] {
         assert_eq!(feed(&mut events, quiet), quiet);
         assert!(!events.is_committed(), "{quiet}");
@@ -43,7 +43,7 @@ fn every_kind_of_output_commits() {
         r#"{"error":{"message":"x"}}"#,
         "[DONE]",
     ] {
-        let mut events = Events::new(false);
+        let mut events = Events::new(Grammar::OpenAi, false);
         feed(&mut events, &format!("data: {output}\n\n"));
         assert!(events.is_committed(), "{output}");
     }
@@ -51,7 +51,7 @@ fn every_kind_of_output_commits() {
 
 #[test]
 fn exactly_the_usage_frame_is_taken_out() {
-    let mut events = Events::new(true);
+    let mut events = Events::new(Grammar::OpenAi, true);
     let continuous =
         r#"data: {"choices":[{"delta":{"content":"x"}}],"usage":{"prompt_tokens":33,"completion_tokens":1}}"#;
     let sent = stream(&[ROLE, TOKEN, continuous, LAST, USAGE, "data: [DONE]"]);
@@ -59,22 +59,22 @@ fn exactly_the_usage_frame_is_taken_out() {
     assert!(events.done && events.finished);
     let expected = Usage { prompt_tokens: 33, cached_tokens: Some(32), completion_tokens: Some(4) };
     assert_eq!(events.usage, Some(expected));
-    assert_eq!(feed(&mut Events::new(false), &sent), sent, "kept for who asked");
+    assert_eq!(feed(&mut Events::new(Grammar::OpenAi, false), &sent), sent, "kept for who asked");
 }
 
 #[test]
 fn an_error_inside_a_stream_is_noted() {
-    let mut events = Events::new(false);
+    let mut events = Events::new(Grammar::OpenAi, false);
     feed(&mut events, "data: {\"error\": {\"message\": \"out of memory\"}}\n\ndata: [DONE]\n\n");
     assert!(events.failed && events.done);
-    let mut talk = Events::new(false);
+    let mut talk = Events::new(Grammar::OpenAi, false);
     feed(&mut talk, "data: {\"choices\":[{\"delta\":{\"content\":\"an \\\"error\\\":{ in text\"}}]}\n\n");
     assert!(!talk.failed);
 }
 
 #[test]
 fn a_frame_is_held_until_it_is_whole_and_an_endless_one_is_passed_on() {
-    let mut events = Events::new(false);
+    let mut events = Events::new(Grammar::OpenAi, false);
     assert_eq!(feed(&mut events, "data: {\"choi"), "");
     assert_eq!(feed(&mut events, "ces\":[]}\n"), "");
     assert_eq!(feed(&mut events, "\n"), "data: {\"choices\":[]}\n\n");
@@ -98,7 +98,96 @@ fn counts_of_a_whole_answer() {
     }
 }
 
+fn named(events: &[(&str, &str)]) -> String {
+    events.iter().map(|(name, data)| format!("event: {name}\ndata: {data}\n\n")).collect()
+}
+
+#[test]
+fn anthropics_events_commit_with_a_delta_and_count_in_parts() {
+    const START: &str = r#"{"type":"message_start","message":{"usage":{"input_tokens":4,"cache_read_input_tokens":32,"cache_creation_input_tokens":8,"output_tokens":1}}}"#;
+    const DELTA: &str =
+        r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"\"type\":\"message_stop\""}}"#;
+    let mut events = Events::new(Grammar::Anthropic, false);
+    feed(&mut events, &named(&[("message_start", START), ("ping", "{}"), ("content_block_start", "{}")]));
+    assert!(!events.is_committed(), "counts alone are no output");
+    feed(&mut events, &named(&[("content_block_delta", DELTA)]));
+    assert!(events.is_committed() && !events.is_complete());
+    assert_eq!(events.usage.and_then(|usage| usage.completion_tokens), None, "the first count is a placeholder");
+    let last = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}"#;
+    feed(&mut events, &named(&[("content_block_delta", DELTA), ("message_delta", last)]));
+    assert!(!events.is_complete(), "the client waits for message_stop");
+    feed(&mut events, &named(&[("message_stop", r#"{"type":"message_stop"}"#)]));
+    assert!(events.is_complete());
+    let expected = Usage { prompt_tokens: 44, cached_tokens: Some(32), completion_tokens: Some(9) };
+    assert_eq!((events.usage, events.outputs), (Some(expected), 2));
+    let mut failed = Events::new(Grammar::Anthropic, false);
+    feed(&mut failed, "data: {\"type\": \"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n");
+    assert!(failed.failed && failed.is_complete(), "named by its data alone");
+}
+
+#[test]
+fn responses_events_end_with_their_last_and_count_there() {
+    let mut events = Events::new(Grammar::Responses, false);
+    let tools = r#""tools":[{"parameters":{"usage":{"type":"object"}}}]"#;
+    let created = format!(r#"{{"type":"response.created","response":{{"usage":null,{tools}}}}}"#);
+    feed(&mut events, &named(&[("response.created", &created), ("response.output_item.added", "{}")]));
+    assert!(!events.is_committed());
+    feed(&mut events, &named(&[("response.function_call_arguments.delta", r#"{"delta":"x"}"#)]));
+    assert!(events.is_committed() && !events.is_complete());
+    let usage = r#""usage":{"input_tokens":44,"input_tokens_details":{"cached_tokens":32},"output_tokens":9,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":53}"#;
+    feed(&mut events, &named(&[("response.completed", &format!(r#"{{"response":{{{usage},{tools}}}}}"#))]));
+    assert!(events.is_complete() && !events.failed);
+    let expected = Usage { prompt_tokens: 44, cached_tokens: Some(32), completion_tokens: Some(9) };
+    assert_eq!((events.usage, events.frames), (Some(expected), 4));
+    for name in ["response.failed", "error"] {
+        let mut events = Events::new(Grammar::Responses, false);
+        feed(&mut events, &named(&[(name, "{}")]));
+        assert!(events.failed && events.is_committed(), "{name}");
+    }
+}
+
+#[test]
+fn sglangs_chunks_count_in_meta_info_whatever_stopped_them() {
+    let mut events = Events::new(Grammar::SgLang, false);
+    let chunk = |text: &str, finish: &str, tokens: u32| {
+        format!(
+            r#"data: {{"text":"{text}","meta_info":{{"finish_reason":{finish},"prompt_tokens":44,"completion_tokens":{tokens},"cached_tokens":32}}}}"#
+        ) + "\n\n"
+    };
+    feed(&mut events, &chunk("", "null", 0));
+    assert!(!events.is_committed());
+    feed(&mut events, &chunk("a", "null", 1));
+    assert!(events.is_committed() && !events.is_complete());
+    feed(&mut events, &chunk("a b", r#"{"type":"stop","matched":"}}\"{"}"#, 2));
+    assert!(events.finished);
+    let expected = Usage { prompt_tokens: 44, cached_tokens: Some(32), completion_tokens: Some(2) };
+    assert_eq!(events.usage, Some(expected));
+    let whole = r#"[{"text":"a","meta_info":{"prompt_tokens":1}},{"text":"\"meta_info\":{","meta_info":{"matched":"{","prompt_tokens":44,"cached_tokens":32,"completion_tokens":2}}]"#;
+    assert_eq!(Usage::find_last(whole.as_bytes()), Some(expected));
+}
+
+#[test]
+fn counts_of_a_whole_answer_in_every_dialects_words() {
+    let expected = Usage { prompt_tokens: 44, cached_tokens: Some(32), completion_tokens: Some(9) };
+    for answer in [
+        r#"{"content":[],"usage":{"input_tokens":4,"output_tokens":9,"cache_read_input_tokens":32,"cache_creation_input_tokens":8}}"#,
+        r#"{"usage":{"input_tokens":44,"input_tokens_details":{"cached_tokens":32},"output_tokens":9},"tools":[{"parameters":{"usage":{"type":"string"}}}]}"#,
+    ] {
+        assert_eq!(Usage::find_last(answer.as_bytes()), Some(expected), "{answer}");
+    }
+}
+
 proptest! {
+    #[test]
+    fn no_grammar_panics_or_loses_bytes(text in r#"(event: |data: |message_delta|response\.completed|\{|\}|"usage":|"meta_info":|"input_tokens":|[0-9",: \n])*"#) {
+        for grammar in [Grammar::OpenAi, Grammar::Anthropic, Grammar::Responses, Grammar::SgLang] {
+            let (mut events, mut out) = (Events::new(grammar, false), Vec::new());
+            events.feed(text.as_bytes(), &mut out);
+            events.end(&mut out);
+            prop_assert_eq!(out, text.as_bytes());
+        }
+    }
+
     /// Whatever the engine's line ends and wherever the network cuts, the same bytes come out and the same is seen.
     #[test]
     fn frames_survive_every_split(cuts in prop::collection::vec(0usize..900, 0..12), crlf: bool, strip: bool) {
@@ -108,7 +197,7 @@ proptest! {
         let kept = if crlf { kept.replace('\n', "\r\n") } else { kept };
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).chain([0, text.len()]).collect();
         cuts.sort_unstable();
-        let (mut events, mut out) = (Events::new(strip), Vec::new());
+        let (mut events, mut out) = (Events::new(Grammar::OpenAi, strip), Vec::new());
         for pair in cuts.windows(2) {
             events.feed(&text.as_bytes()[pair[0]..pair[1]], &mut out);
         }
@@ -120,7 +209,7 @@ proptest! {
     #[test]
     fn every_single_byte_split(strip: bool) {
         let text = stream(&[ROLE, TOKEN, LAST, USAGE, "data: [DONE]"]);
-        let (mut events, mut out) = (Events::new(strip), Vec::new());
+        let (mut events, mut out) = (Events::new(Grammar::OpenAi, strip), Vec::new());
         for byte in text.as_bytes() {
             events.feed(std::slice::from_ref(byte), &mut out);
         }
@@ -129,7 +218,7 @@ proptest! {
 
     #[test]
     fn no_bytes_panic_and_none_are_lost(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..12)) {
-        let (mut events, mut out) = (Events::new(false), Vec::new());
+        let (mut events, mut out) = (Events::new(Grammar::OpenAi, false), Vec::new());
         for piece in &pieces {
             events.feed(piece, &mut out);
         }

@@ -140,15 +140,29 @@ fn read_tokens(answer: &[u8]) -> Option<Vec<u32>> {
 
 /// The client's own JSON, as far as `/tokenize` takes it.
 fn question(parsed: &Parsed) -> Result<Bytes, EngineError> {
-    for unknown in ["reasoning_effort", "documents", "truncate_prompt_tokens", "prompt_embeds"] {
+    const UNKNOWN: [&str; 8] = [
+        "reasoning_effort",
+        "documents",
+        "truncate_prompt_tokens",
+        "prompt_embeds",
+        "input_embeds",
+        "input_ids",
+        "image_data",
+        "audio_data",
+    ];
+    for unknown in UNKNOWN {
         if parsed.template_span(unknown).is_some() {
             return Err(EngineError::Unsupported(unknown));
         }
     }
     let prompt = &parsed.body[parsed.prompt.clone()];
     let (name, fields): (_, &[&str]) = match parsed.dialect {
-        Dialect::Completions if prompt.first() != Some(&b'"') => return Err(EngineError::Unsupported("prompt lists")),
-        Dialect::Completions => ("prompt", &["add_special_tokens"]),
+        Dialect::Completions | Dialect::Generate | Dialect::Embeddings | Dialect::Pooling => {
+            if prompt.first() != Some(&b'"') {
+                return Err(EngineError::Unsupported("prompt lists"));
+            }
+            ("prompt", &["add_special_tokens"])
+        }
         // The chat endpoint renames this field, `/tokenize` ignores it.
         Dialect::Chat if memchr::memmem::find(prompt, b"\"reasoning_content\"").is_some() => {
             return Err(EngineError::Unsupported("reasoning_content"));
@@ -163,6 +177,7 @@ fn question(parsed: &Parsed) -> Result<Bytes, EngineError> {
                 "continue_final_message",
             ],
         ),
+        _ => return Err(EngineError::Unsupported("this dialect")),
     };
     let mut question = Vec::with_capacity(prompt.len() + 256);
     question.extend_from_slice(b"{\"model\":");

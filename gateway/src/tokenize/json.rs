@@ -6,6 +6,7 @@
 use crate::parse::{RawString, Scanner, text};
 use minijinja::Value;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Deeper values are left to the engine.
 const MAX_DEPTH: u32 = 128;
@@ -138,6 +139,33 @@ pub(crate) fn elements(
         }
         scanner.expect(b',', "").map_err(|_| Unreadable::NotJson)?;
     }
+}
+
+/// Places of the members `names` of the object at the scanner's position, the last of equal ones; null counts as absent.
+pub(crate) fn spans<const N: usize>(
+    json: &str,
+    scanner: &mut Scanner<'_>,
+    names: [&str; N],
+) -> Result<[Option<Range<usize>>; N], Unreadable> {
+    if scanner.peek() != Some(b'{') {
+        return Err(Unreadable::Unsupported("an element that is no object"));
+    }
+    let mut places = [const { None }; N];
+    members(json, scanner, |key, scanner| {
+        let span = scanner.value().map_err(|_| Unreadable::NotJson)?;
+        if let Some(at) = names.iter().position(|name| *name == key) {
+            places[at] = (&json[span.clone()] != "null").then_some(span);
+        }
+        Ok(())
+    })?;
+    Ok(places)
+}
+
+/// The text of the string at `span`, which must be there.
+pub(crate) fn text_at(json: &str, span: Option<Range<usize>>) -> Result<Cow<'_, str>, Unreadable> {
+    let value = span.map(|span| &json[span]).filter(|value| value.starts_with('"'));
+    let value = value.ok_or(Unreadable::Unsupported("field type"))?;
+    string(value, &mut Scanner::again(value.as_bytes(), 0, 0))
 }
 
 fn scalar(json: &str, scanner: &mut Scanner<'_>) -> Result<Value, Unreadable> {

@@ -6,30 +6,40 @@
 
 use super::content::ContentFormat;
 use super::json::{self, RawText, Unreadable};
-use crate::parse::Scanner;
+use crate::parse::{PREAMBLE, Scanner};
 use minijinja::Value;
 use std::borrow::Cow;
 
-/// First words of a line that one client puts before its system prompt, and that the engine drops since it changes
-/// with every request.
-const BILLING_HEADER: &str = "x-anthropic-billing-header";
-
 /// One text of a message's content.
 #[derive(Clone, Debug)]
-enum Piece<'a> {
+pub(super) enum Piece<'a> {
     Raw(RawText<'a>),
     Text(Cow<'a, str>),
 }
 
 impl<'a> Piece<'a> {
-    fn text(&self) -> Result<Cow<'a, str>, Unreadable> {
+    /// The string that `json` is.
+    pub(super) fn raw(json: &'a str) -> Result<Self, Unreadable> {
+        let mut scanner = Scanner::again(json.as_bytes(), 0, 0);
+        let raw = scanner.string().map_err(|_| UNSUPPORTED_CONTENT)?;
+        Ok(Self::Raw(RawText::new(json, raw)))
+    }
+
+    pub(super) fn into_text(self) -> Result<Cow<'a, str>, Unreadable> {
+        match self {
+            Self::Raw(raw) => raw.text().ok_or(Unreadable::Unsupported("half a surrogate pair")),
+            Self::Text(text) => Ok(text),
+        }
+    }
+
+    pub(super) fn text(&self) -> Result<Cow<'a, str>, Unreadable> {
         match self {
             Self::Raw(raw) => raw.text().ok_or(Unreadable::Unsupported("half a surrogate pair")),
             Self::Text(text) => Ok(text.clone()),
         }
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         match self {
             Self::Raw(raw) => raw.raw().is_empty(),
             Self::Text(text) => text.is_empty(),
@@ -40,18 +50,18 @@ impl<'a> Piece<'a> {
 /// One message, normalised.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Message<'a> {
-    role: Cow<'a, str>,
-    pieces: Vec<Piece<'a>>,
+    pub(super) role: Cow<'a, str>,
+    pub(super) pieces: Vec<Piece<'a>>,
     /// `content` was a single string.
-    single: bool,
-    content_null: bool,
-    reasoning: Option<Cow<'a, str>>,
-    reasoning_old: Option<Cow<'a, str>>,
-    tool_calls: Option<Value>,
-    tool_call_id: Option<Value>,
-    name: Option<Cow<'a, str>>,
-    task: Option<Cow<'a, str>>,
-    tools: Option<Value>,
+    pub(super) single: bool,
+    pub(super) content_null: bool,
+    pub(super) reasoning: Option<Cow<'a, str>>,
+    pub(super) reasoning_old: Option<Cow<'a, str>>,
+    pub(super) tool_calls: Option<Value>,
+    pub(super) tool_call_id: Option<Value>,
+    pub(super) name: Option<Cow<'a, str>>,
+    pub(super) task: Option<Cow<'a, str>>,
+    pub(super) tools: Option<Value>,
 }
 
 const UNSUPPORTED_CONTENT: Unreadable = Unreadable::Unsupported("content");
@@ -134,7 +144,7 @@ impl<'a> Message<'a> {
     }
 
     /// Applies what depends on the role, once all fields are known.
-    fn finish(mut self) -> Result<Self, Unreadable> {
+    pub(super) fn finish(mut self) -> Result<Self, Unreadable> {
         if self.role.is_empty() || (self.content_null && self.role != "assistant") {
             return Err(UNSUPPORTED_CONTENT);
         }
@@ -152,16 +162,16 @@ impl<'a> Message<'a> {
             self.tools = None;
         }
         if self.role == "system" {
-            self.drop_billing_header()?;
+            self.drop_preamble()?;
         }
         Ok(self)
     }
 
-    fn drop_billing_header(&mut self) -> Result<(), Unreadable> {
+    fn drop_preamble(&mut self) -> Result<(), Unreadable> {
         let mut kept = Vec::with_capacity(self.pieces.len());
         for piece in self.pieces.drain(..) {
             let text = piece.text()?;
-            if !text.starts_with(BILLING_HEADER) {
+            if !text.starts_with(PREAMBLE) {
                 kept.push(piece);
             } else if let Some((_, rest)) = text.split_once('\n').filter(|(_, rest)| !rest.is_empty()) {
                 kept.push(Piece::Text(Cow::Owned(rest.to_owned())));
@@ -314,7 +324,7 @@ fn read_tool_call(json: &str, scanner: &mut Scanner<'_>) -> Result<Value, Unread
 }
 
 /// Arguments as an object; what is not a JSON object becomes an empty one, as in the engine.
-fn decode_arguments(text: &str) -> Result<Value, Unreadable> {
+pub(super) fn decode_arguments(text: &str) -> Result<Value, Unreadable> {
     match json::read(text) {
         Ok(value) if value.kind() == minijinja::value::ValueKind::Map => Ok(value),
         // Python's JSON also reads these.

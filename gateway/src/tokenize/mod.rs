@@ -15,6 +15,8 @@
 //! - a caller gets its answer by its deadline: short prompts are encoded where they stand, long ones in a bounded pool;
 //! - a missing or broken tokenizer degrades its model, not the gateway.
 
+mod anthropic;
+mod arguments;
 mod connect;
 mod content;
 mod cuts;
@@ -30,6 +32,7 @@ mod parity;
 mod pool;
 mod python;
 mod request;
+mod responses;
 mod sources;
 mod template;
 #[cfg(test)]
@@ -154,21 +157,26 @@ impl Tokenizers {
         Some(self.sources.find(model)?.local()?.digest)
     }
 
-    /// Ids of `parsed` before `deadline`, else text.
+    /// Whose tokenizer serves `name`, an alias or adapter of `base`: its own where it has one.
+    pub fn owner<'a>(&self, name: &'a str, base: &'a str) -> &'a str {
+        if name == base || self.sources.find(name).is_some() { name } else { base }
+    }
+
+    /// Ids of `parsed` by the tokenizer of `owner` ([`Self::owner`]) before `deadline`, else text.
     ///
     /// # Errors
     /// None at present: whatever goes wrong here, the request can be routed by text.
-    pub async fn encode(&self, parsed: &Parsed, deadline: Instant) -> Result<Outcome, Fault> {
-        let outcome = self.outcome(parsed, deadline).await;
+    pub async fn encode(&self, owner: &str, parsed: &Parsed, deadline: Instant) -> Result<Outcome, Fault> {
+        let outcome = self.outcome(owner, parsed, deadline).await;
         self.metrics.count(&outcome);
         Ok(outcome)
     }
 
-    async fn outcome(&self, parsed: &Parsed, deadline: Instant) -> Outcome {
+    async fn outcome(&self, owner: &str, parsed: &Parsed, deadline: Instant) -> Outcome {
         if let Some(ids) = request::given_ids(parsed) {
             return Outcome::Tokens(ids.into());
         }
-        let Some(entry) = self.sources.find(&parsed.model) else {
+        let Some(entry) = self.sources.find(owner) else {
             return Outcome::Text(TextReason::NoTokenizer);
         };
         let ids = match (entry.source(), entry.local()) {
@@ -262,10 +270,10 @@ impl Tokenizers {
         self.parity_sample > 0.0 && fastrand::f64() < self.parity_sample
     }
 
-    /// Compares the ids of a live request with those of the engine at `base_url`; `None` when it cannot tell. A
+    /// Compares the ids that `owner`'s tokenizer made of a live request with those of the engine at `base_url`; `None` when it cannot tell. A
     /// difference steps the model down.
-    pub async fn compare(&self, parsed: &Parsed, ours: &[u32], base_url: &str) -> Option<bool> {
-        let entry = self.sources.find(&parsed.model)?;
+    pub async fn compare(&self, owner: &str, parsed: &Parsed, ours: &[u32], base_url: &str) -> Option<bool> {
+        let entry = self.sources.find(owner)?;
         let deadline = Instant::now() + PARITY_TIMEOUT;
         let theirs = self.client.tokenize(base_url, parsed, deadline).await.ok()?;
         let difference = parity::difference(0, ours, &theirs);

@@ -3,12 +3,14 @@
 use super::encoder::Encoder;
 use super::learned::{self, Learned};
 use super::messages::Message;
+use super::request;
 use super::template::Templates;
 use crate::config::resolved;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::OnceLock;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Names under which templates find special tokens.
@@ -33,6 +35,8 @@ pub(crate) struct Chat {
     pub(crate) special_tokens: Vec<(String, String)>,
     /// What was learned of the default template.
     learned: Option<Learned>,
+    /// See [`Chat::disabled_effort`].
+    disabled_effort: OnceLock<&'static str>,
 }
 
 impl Local {
@@ -69,9 +73,24 @@ impl Chat {
         sources: BTreeMap<String, String>,
         special_tokens: Vec<(String, String)>,
     ) -> Result<Self, minijinja::Error> {
-        let mut chat = Self { templates: Templates::compile(sources)?, special_tokens, learned: None };
+        let mut chat = Self {
+            templates: Templates::compile(sources)?,
+            special_tokens,
+            learned: None,
+            disabled_effort: OnceLock::new(),
+        };
         chat.learned = Learned::learn(&chat);
         Ok(chat)
+    }
+
+    /// Whether the engine moves the system messages of an Anthropic conversation to its front.
+    pub(crate) fn merges_system(&self) -> bool {
+        self.templates.wants_system_first()
+    }
+
+    /// Which effort turns thinking off.
+    pub(crate) fn disabled_effort(&self) -> &'static str {
+        self.disabled_effort.get_or_init(|| request::disabled_effort(self))
     }
 
     /// The rendered prompt of a plain chat, where the template was learned to be a concatenation.

@@ -1,12 +1,13 @@
 //! A parsed request → the prompt text that the engine would tokenise.
 
+use super::arguments::{Arguments, changes_rendering};
 use super::json::{self, Unreadable};
-use super::messages;
+use super::messages::{self, Message};
 use super::model::Chat;
 use super::template::Chosen;
+use super::{anthropic, responses};
 use crate::parse::{Dialect, Parsed, Scanner};
 use minijinja::Value;
-use minijinja::value::ValueKind;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -37,33 +38,16 @@ impl From<Unreadable> for NoPrompt {
     }
 }
 
-/// Arguments that the engine's template call takes by name: from a client they would change more than the template.
-const RESERVED: &[&str] = &[
-    "chat_template",
-    "continue_final_message",
-    "conversation",
-    "documents",
-    "max_length",
-    "messages",
-    "padding",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "tokenize",
-    "tokenizer_kwargs",
-    "tools",
-    "truncation",
-];
-
-/// Efforts that the engine takes; it refuses others.
-const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-
 /// What the engine appends to the message that it is to continue, to find its end in the rendered text.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// Ids of a completion prompt that needs no tokenizer at all.
+/// Ids of a prompt that needs no tokenizer at all.
 pub(crate) fn given_ids(parsed: &Parsed) -> Option<Vec<u32>> {
-    if parsed.dialect != Dialect::Completions || truncated(parsed) {
+    let may = matches!(
+        parsed.dialect,
+        Dialect::Completions | Dialect::Generate | Dialect::TokensIn | Dialect::Embeddings | Dialect::Pooling
+    );
+    if !may || altered(parsed).is_some() {
         return None;
     }
     let body = std::str::from_utf8(&parsed.body).ok()?;
@@ -71,8 +55,25 @@ pub(crate) fn given_ids(parsed: &Parsed) -> Option<Vec<u32>> {
     read_ids(prompt).or_else(|| read_ids(only_element(prompt)?)).filter(|ids| !ids.is_empty())
 }
 
-fn truncated(parsed: &Parsed) -> bool {
-    parsed.template_span("truncate_prompt_tokens").is_some() || parsed.template_span("prompt_embeds").is_some()
+/// What makes the engine's prompt another than the text or the ids that are there: it may be cut, or go on in what is no
+/// text. Images, audio and embeddings are such: routing by text then keeps equal prompts together, and promises no hit.
+fn altered(parsed: &Parsed) -> Option<&'static str> {
+    const ALTERING: [&str; 9] = [
+        "truncate_prompt_tokens",
+        "prompt_embeds",
+        "image_data",
+        "audio_data",
+        "video_data",
+        "features",
+        "previous_response_id",
+        "previous_input_messages",
+        // A second prompt: which of the two counts is the engine's to say.
+        "input_ids",
+    ];
+    if parsed.guarded.iter().any(|(name, _)| *name == "input_embeds") {
+        return Some("input_embeds");
+    }
+    ALTERING.into_iter().find(|name| parsed.template_span(name).is_some())
 }
 
 fn read_ids(array: &str) -> Option<Vec<u32>> {
@@ -97,8 +98,8 @@ fn only_element(array: &str) -> Option<&str> {
 
 /// Renders the prompt of `parsed` for `chat`. `body` is the request's body as text.
 pub(crate) fn prompt(chat: &Chat, parsed: &Parsed, body: &str) -> Result<Prompt, NoPrompt> {
-    if truncated(parsed) {
-        return Err(NoPrompt::Unsupported("truncated or embedded prompt"));
+    if let Some(what) = altered(parsed) {
+        return Err(NoPrompt::Unsupported(what));
     }
     if parsed
         .template_field("kv_transfer_params")
@@ -111,11 +112,37 @@ pub(crate) fn prompt(chat: &Chat, parsed: &Parsed, body: &str) -> Result<Prompt,
         None => default,
     };
     match parsed.dialect {
-        Dialect::Completions => {
+        // A list of messages here has another template and no answer to prompt for.
+        Dialect::Embeddings | Dialect::Pooling if parsed.prompt_field == "messages" => {
+            Err(NoPrompt::Unsupported("pooled chat"))
+        }
+        Dialect::Completions | Dialect::Generate | Dialect::Embeddings | Dialect::Pooling => {
             let text = completion_text(body, parsed.prompt.clone())?.into_owned();
             Ok(Prompt { text, special: special(true) })
         }
-        Dialect::Chat => Ok(Prompt { text: chat_text(chat, parsed, body)?, special: special(false) }),
+        Dialect::Chat | Dialect::Messages | Dialect::CountTokens => {
+            Ok(Prompt { text: chat_text(chat, parsed, body)?, special: special(false) })
+        }
+        // The engine's Responses path leaves the tokenizer's special tokens on, template or not.
+        Dialect::Responses => Ok(Prompt { text: chat_text(chat, parsed, body)?, special: true }),
+        Dialect::TokensIn => Err(NoPrompt::Unsupported("token_ids")),
+        Dialect::Rerank | Dialect::Score => Err(NoPrompt::Unsupported("pairs of texts")),
+        Dialect::Tokenize | Dialect::Detokenize => Err(NoPrompt::Unsupported("nothing is computed")),
+    }
+}
+
+/// The conversation of `parsed`, as the engine hands it to the chat template.
+fn conversation<'a>(chat: &Chat, parsed: &Parsed, body: &'a str) -> Result<Vec<Message<'a>>, Unreadable> {
+    match parsed.dialect {
+        Dialect::Messages | Dialect::CountTokens => {
+            let system = parsed.template_span("system").map(|span| &body[span]);
+            anthropic::read(system, &body[parsed.prompt.clone()], chat.merges_system())
+        }
+        Dialect::Responses => {
+            let instructions = parsed.template_span("instructions").map(|span| &body[span]);
+            responses::read(instructions, &body[parsed.prompt.clone()])
+        }
+        _ => messages::read(body, parsed.prompt.start),
     }
 }
 
@@ -132,13 +159,13 @@ fn chat_text(chat: &Chat, parsed: &Parsed, body: &str) -> Result<String, NoPromp
     if parsed.template_span("chat_template").is_some() {
         return Err(NoPrompt::Unsupported("chat_template"));
     }
-    let messages = messages::read(body, parsed.prompt.start)?;
+    let messages = conversation(chat, parsed, body)?;
     let bare = parsed.tools.is_none() && !parsed.template_fields.iter().any(|(name, _)| changes_rendering(name));
     if bare && let Some(text) = chat.concatenated(&messages) {
         return checked(chat, messages, text);
     }
     let chosen = chat.templates.choose(parsed.tools.is_some()).ok_or(NoPrompt::Unsupported("no template"))?;
-    let arguments = Arguments::read(parsed, body)?;
+    let arguments = Arguments::read(chat, parsed, body)?;
     render(chat, chosen, messages, arguments)
 }
 
@@ -146,7 +173,7 @@ fn chat_text(chat: &Chat, parsed: &Parsed, body: &str) -> Result<String, NoPromp
 const CHECK_EVERY: u32 = 256;
 
 /// `text`, the concatenated prompt of `messages`; on a sample the template's, and if they differ the shortcut is over.
-fn checked(chat: &Chat, messages: Vec<messages::Message<'_>>, text: String) -> Result<String, NoPrompt> {
+fn checked(chat: &Chat, messages: Vec<Message<'_>>, text: String) -> Result<String, NoPrompt> {
     if fastrand::u32(..CHECK_EVERY) != 0 {
         return Ok(text);
     }
@@ -161,71 +188,30 @@ fn checked(chat: &Chat, messages: Vec<messages::Message<'_>>, text: String) -> R
 
 /// Renders a JSON array of messages with the default template and default arguments.
 pub(crate) fn render_plain(chat: &Chat, messages: &str) -> Option<String> {
+    render_with(chat, messages, Arguments::plain())
+}
+
+/// The effort that the engine asks for where Anthropic's clients turn thinking off: `low` for a template that refuses or
+/// ignores `none`.
+pub(crate) fn disabled_effort(chat: &Chat) -> &'static str {
+    const PROBE: &str = r#"[{"role":"user","content":"Hi"}]"#;
+    let with = |effort| render_with(chat, PROBE, Arguments::of_effort(effort));
+    let Some(none) = with("none") else { return "low" };
+    let ignored =
+        ["low", "medium", "high", "xhigh", "max"].into_iter().any(|effort| with(effort).as_ref() == Some(&none));
+    if ignored { "low" } else { "none" }
+}
+
+fn render_with(chat: &Chat, messages: &str, arguments: Arguments) -> Option<String> {
     let chosen = chat.templates.choose(false)?;
-    render(chat, chosen, messages::read(messages, 0).ok()?, Arguments::plain()).ok()
-}
-
-/// Whether a known chat field reaches the template.
-fn changes_rendering(name: &str) -> bool {
-    !matches!(name, "tool_choice" | "add_special_tokens" | "kv_transfer_params")
-}
-
-/// Everything but the messages that a template is called with.
-struct Arguments {
-    pairs: Vec<(String, Value)>,
-    continue_final: bool,
-}
-
-impl Arguments {
-    /// Of a request that sets nothing.
-    fn plain() -> Self {
-        let null = || Value::from(());
-        let pairs = [("documents", null()), ("tools", null()), ("add_generation_prompt", Value::from(true))];
-        Self { pairs: pairs.map(|(name, value)| (name.to_owned(), value)).into(), continue_final: false }
-    }
-
-    fn read(parsed: &Parsed, body: &str) -> Result<Self, NoPrompt> {
-        let field = |name: &str| parsed.template_span(name).map(|span| &body[span]);
-        let flag = |name: &str, default: bool| field(name).map_or(default, |value| value == "true");
-        let (generation, continue_final) = (flag("add_generation_prompt", true), flag("continue_final_message", false));
-        if generation && continue_final {
-            return Err(NoPrompt::Unsupported("continue_final_message with add_generation_prompt"));
-        }
-        let mut pairs = Vec::new();
-        if let Some(kwargs) = field("chat_template_kwargs") {
-            let mut scanner = Scanner::again(kwargs.as_bytes(), 0, 1);
-            json::members(kwargs, &mut scanner, |key, scanner| {
-                if RESERVED.contains(&key.as_ref()) {
-                    return Err(Unreadable::Unsupported("reserved chat_template_kwargs"));
-                }
-                pairs.push((key.into_owned(), json::read_value(kwargs, scanner, 2)?));
-                Ok(())
-            })?;
-        }
-        if let Some(effort) = field("reasoning_effort") {
-            let effort = json::read(effort)?;
-            if !effort.as_str().is_some_and(|effort| EFFORTS.contains(&effort)) {
-                return Err(NoPrompt::Unsupported("reasoning_effort"));
-            }
-            if !pairs.iter().any(|(key, _)| key == "enable_thinking") {
-                pairs.push(("enable_thinking".to_owned(), Value::from(effort.as_str() != Some("none"))));
-            }
-            pairs.push(("reasoning_effort".to_owned(), effort));
-        }
-        let documents = field("documents").map(json::read).transpose()?;
-        let tools = parsed.tools.clone().map(|span| read_tools(&body[span])).transpose()?;
-        pairs.push(("documents".to_owned(), documents.unwrap_or_else(|| Value::from(()))));
-        pairs.push(("tools".to_owned(), tools.unwrap_or_else(|| Value::from(()))));
-        pairs.push(("add_generation_prompt".to_owned(), Value::from(generation)));
-        Ok(Self { pairs, continue_final })
-    }
+    render(chat, chosen, messages::read(messages, 0).ok()?, arguments).ok()
 }
 
 /// Renders messages with a template.
 fn render(
     chat: &Chat,
     chosen: Chosen<'_>,
-    messages: Vec<messages::Message<'_>>,
+    messages: Vec<Message<'_>>,
     arguments: Arguments,
 ) -> Result<String, NoPrompt> {
     let traits = chosen.traits;
@@ -281,47 +267,4 @@ fn cut_at_tag(text: &mut String, last: &str) -> Result<(), NoPrompt> {
         text.truncate(text.trim_end().len());
     }
     Ok(())
-}
-
-/// Tools as the engine hands them to the template: known fields in its order, absent ones as null.
-fn read_tools(json: &str) -> Result<Value, NoPrompt> {
-    let tools = json::read(json)?;
-    let tools = tools.try_iter().map_err(NoPrompt::Failed)?;
-    let tools: Vec<Value> = tools.map(|tool| read_tool(&tool)).collect::<Result<_, _>>()?;
-    if tools.is_empty() {
-        return Err(NoPrompt::Unsupported("empty tools"));
-    }
-    Ok(Value::from(tools))
-}
-
-fn read_tool(tool: &Value) -> Result<Value, NoPrompt> {
-    const SHAPE: NoPrompt = NoPrompt::Unsupported("tool");
-    let field = |map: &Value, name: &str| map.get_attr(name).ok().filter(|value| !value.is_undefined());
-    let present = |map: &Value, name: &str| field(map, name).filter(|value| !value.is_none());
-    let function = present(tool, "function").filter(|f| f.kind() == ValueKind::Map).ok_or(SHAPE)?;
-    let kind = field(tool, "type");
-    if kind.is_some_and(|kind| kind.as_str() != Some("function")) {
-        return Err(SHAPE);
-    }
-    let name = present(&function, "name").filter(|name| name.kind() == ValueKind::String).ok_or(SHAPE)?;
-    let typed = |map: &Value, name: &str, kind: ValueKind| match present(map, name) {
-        Some(value) if value.kind() != kind => Err(SHAPE),
-        value => Ok(value),
-    };
-    let description = typed(&function, "description", ValueKind::String)?;
-    let parameters = typed(&function, "parameters", ValueKind::Map)?;
-    let strict = typed(&function, "strict", ValueKind::Bool)?;
-    let defer_outer = typed(tool, "defer_loading", ValueKind::Bool)?;
-    let defer_inner = typed(&function, "defer_loading", ValueKind::Bool)?.or_else(|| defer_outer.clone());
-    let null = || Value::from(());
-    let mut pairs = vec![
-        ("name", name),
-        ("description", description.unwrap_or_else(null)),
-        ("parameters", parameters.unwrap_or_else(null)),
-    ];
-    pairs.extend(strict.map(|strict| ("strict", strict)));
-    pairs.extend(defer_inner.map(|defer| ("defer_loading", defer)));
-    let mut tool = vec![("type", Value::from("function")), ("function", Value::from_pairs(pairs))];
-    tool.extend(defer_outer.map(|defer| ("defer_loading", defer)));
-    Ok(Value::from_pairs(tool))
 }

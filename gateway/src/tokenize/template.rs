@@ -34,6 +34,8 @@ pub(crate) struct Traits {
     pub(crate) developer_role: bool,
     /// Whether what it renders depends on the time of day.
     pub(crate) reads_clock: bool,
+    /// Whether it fails on a system message between others.
+    pub(crate) system_first: bool,
 }
 
 /// One template, chosen.
@@ -57,6 +59,7 @@ impl Templates {
                 format: content::detect(&source),
                 developer_role: source.contains("\"developer\"") || source.contains("'developer'"),
                 reads_clock: source.contains("strftime_now"),
+                system_first: fails_on_inline_system(&source),
             };
             environment.add_template_owned(name.clone(), source.clone())?;
             known.insert(name, (traits, source));
@@ -71,23 +74,47 @@ impl Templates {
         Some(Chosen { name, source, traits: *traits })
     }
 
+    /// Whether some template fails on a system message between others, with none of the engine's functions at hand: that
+    /// is how the engine decides to move an Anthropic conversation's system messages to the front.
+    pub(crate) fn wants_system_first(&self) -> bool {
+        self.known.values().any(|(traits, _)| traits.system_first)
+    }
+
     /// Renders with `arguments`.
     pub(crate) fn render(&self, chosen: Chosen<'_>, arguments: Value) -> Result<String, Error> {
         self.environment.get_template(chosen.name)?.render(arguments)
     }
 }
 
+/// See [`Templates::wants_system_first`].
+fn fails_on_inline_system(source: &str) -> bool {
+    let render = || -> Result<String, Error> {
+        let environment = bare_environment()?;
+        let message = |role: &str| Value::from_pairs([("role", Value::from(role)), ("content", Value::from("t"))]);
+        let messages: Vec<Value> = ["system", "user", "system", "user"].into_iter().map(message).collect();
+        let pairs = [("messages", Value::from(messages)), ("add_generation_prompt", Value::from(false))];
+        environment.template_from_str(source)?.render(Value::from_pairs(pairs))
+    };
+    render().is_err()
+}
+
 /// Jinja as the engines set it up.
 fn environment() -> Result<Environment<'static>, Error> {
+    let mut environment = bare_environment()?;
+    environment.set_formatter(print);
+    environment.add_filter("tojson", tojson);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", strftime_now);
+    Ok(environment)
+}
+
+/// Jinja without anything of the engines' own.
+fn bare_environment() -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_fuel(Some(FUEL));
-    environment.set_formatter(print);
-    environment.add_filter("tojson", tojson);
-    environment.add_function("raise_exception", raise_exception);
-    environment.add_function("strftime_now", strftime_now);
     Ok(environment)
 }
 

@@ -93,8 +93,8 @@ async fn models_and_health_are_answered_here_and_other_paths_by_an_engine() {
     assert_eq!((wrong.status, wrong.field("allow")), (405, Some("POST")));
     assert_eq!(get("OPTIONS", "/v1/chat/completions").await.text(), "OPTIONS /v1/chat/completions HTTP/1.1");
     assert_eq!(get("GET", "/some/path?q=1").await.text(), "GET /some/path?q=1 HTTP/1.1");
-    client.send(post("/v1/embeddings", "raw bytes")).await;
-    assert_eq!(client.answer().await.text(), "POST /v1/embeddings HTTP/1.1");
+    client.send(post("/v1/audio/speech", "raw bytes")).await;
+    assert_eq!(client.answer().await.text(), "POST /v1/audio/speech HTTP/1.1");
     assert_eq!(engine.seen()[2].body, b"raw bytes");
 }
 

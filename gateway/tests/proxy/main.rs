@@ -9,8 +9,10 @@
 mod bad_input;
 mod cancel;
 mod client;
+mod dialects;
 mod doors;
 mod engine;
+mod golden;
 mod headers;
 mod limits;
 mod retry;

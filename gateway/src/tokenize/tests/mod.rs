@@ -2,6 +2,7 @@
 //! there.
 #![expect(clippy::disallowed_methods, reason = "a test's own tasks end with its runtime")]
 
+mod dialects;
 mod equal;
 mod parts;
 mod remember;
@@ -164,7 +165,7 @@ pub(super) fn request(dialect: Dialect, body: serde_json::Value) -> Parsed {
 
 /// The ids, or why there are none.
 pub(super) async fn encode(tokenizers: &Tokenizers, parsed: &Parsed) -> Result<Vec<u32>, TextReason> {
-    match tokenizers.encode(parsed, soon()).await.unwrap() {
+    match tokenizers.encode(&parsed.model, parsed, soon()).await.unwrap() {
         Outcome::Tokens(ids) => Ok(ids.to_vec()),
         Outcome::Text(reason) => Err(reason),
     }

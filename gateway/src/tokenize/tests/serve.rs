@@ -128,7 +128,7 @@ async fn long_prompts_go_through_the_pool_and_past_deadlines_by_text() {
         let body = serde_json::json!({"model": "tiny", "messages": [{"role": "user", "content": text}]});
         let parsed = request(Dialect::Chat, body);
         let past = Instant::now() - Duration::from_millis(1);
-        let late = tokenizers.encode(&parsed, past).await.unwrap();
+        let late = tokenizers.encode("tiny", &parsed, past).await.unwrap();
         assert!(matches!(late, Outcome::Text(TextReason::Late)), "{late:?}");
         let first = encode(&tokenizers, &parsed).await.unwrap();
         assert_eq!(encode(&tokenizers, &parsed).await.unwrap(), first, "remembered");
@@ -223,7 +223,7 @@ async fn a_silent_engine_is_late() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let tokenizers = Tokenizers::new(&settings(), &[], &prometheus::Registry::new()).unwrap();
     tokenizers.set_engines("tiny", vec![format!("http://{}", listener.local_addr().unwrap())]);
-    let outcome = tokenizers.encode(&hello(), Instant::now() + Duration::from_millis(50)).await.unwrap();
+    let outcome = tokenizers.encode("tiny", &hello(), Instant::now() + Duration::from_millis(50)).await.unwrap();
     assert!(matches!(outcome, Outcome::Text(TextReason::Late)), "{outcome:?}");
 }
 
@@ -302,13 +302,13 @@ async fn live_samples_are_compared() {
     let (tokenizers, _registry, directory) = tiny();
     let twin = twin(directory.path()).await;
     let ids = encode(&tokenizers, &hello()).await.unwrap();
-    assert_eq!(tokenizers.compare(&hello(), &ids, &twin.url).await, Some(true));
-    assert_eq!(tokenizers.compare(&hello(), &ids, "http://127.0.0.1:1").await, None);
+    assert_eq!(tokenizers.compare("tiny", &hello(), &ids, &twin.url).await, Some(true));
+    assert_eq!(tokenizers.compare("tiny", &hello(), &ids, "http://127.0.0.1:1").await, None);
     assert_eq!(tokenizers.status()[0].source, Source::Local);
     let body = serde_json::json!({"model": "tiny", "messages": [{"role": "user", "content": "wrong"}]});
     let parsed = request(Dialect::Chat, body);
     let ids = encode(&tokenizers, &parsed).await.unwrap();
-    assert_eq!(tokenizers.compare(&parsed, &ids, &twin.url).await, Some(false));
+    assert_eq!(tokenizers.compare("tiny", &parsed, &ids, &twin.url).await, Some(false));
     assert_eq!(tokenizers.status()[0].source, Source::Engine);
     assert!(!tokenizers.samples(), "the share is zero");
 }
