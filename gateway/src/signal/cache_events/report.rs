@@ -204,11 +204,7 @@ impl Metrics {
                 (counter("gaps", "Batches that were ahead of their turn", one)?, |report| report.gaps),
                 (counter("replays", "Replays asked for", one)?, |report| report.replays),
                 (
-                    counter(
-                        "cold_starts",
-                        "Times that a cache's past could not be told, so that nothing was known",
-                        one,
-                    )?,
+                    counter("cold_starts", "Times that a cache's past could not be told: nothing was known", one)?,
                     |report| report.cold_starts,
                 ),
                 (

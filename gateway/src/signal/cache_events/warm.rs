@@ -67,9 +67,12 @@ pub enum WarmError {
     },
 }
 
-/// Parts that nobody has asked for yet, by model and worker; cheap to clone.
+/// One worker's bytes, by model and worker.
+type Parts = HashMap<(String, String), Vec<u8>>;
+
+/// Parts that nobody has asked for yet; cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Warm(Arc<Mutex<HashMap<(String, String), Vec<u8>>>>);
+pub(super) struct Warm(Arc<Mutex<Parts>>);
 
 impl Warm {
     /// Reads `path`; no file is an empty one.
