@@ -189,7 +189,8 @@ impl Gateway {
         wait_until("gateway", &mut process, async || {
             let listed = admin.read_json("/workers").await?;
             match ready_workers(&listed) {
-                ready if ready == wanted => Ok(()),
+                // The operators' listener is there before the clients' one.
+                ready if ready == wanted => client.read_json("/health").await.map(drop),
                 ready => Err(format!("{ready} of {wanted} workers are ready: {listed}")),
             }
         })

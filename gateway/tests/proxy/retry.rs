@@ -191,7 +191,7 @@ async fn an_unknown_post_is_not_sent_twice_once_an_engine_has_it() {
     let (first, second) = (bad(vec![Step::Reset]).await, bad(vec![Step::Reset]).await);
     let rig = Rig::start(&[&first, &second]).await;
     let mut client = rig.client().await;
-    client.send(post("/v1/rerank", "{}")).await;
+    client.send(post("/v1/unknown", "{}")).await;
     assert_eq!(client.answer().await.status, 502);
     assert_eq!(first.seen().len() + second.seen().len(), 1);
     client.send("GET /v1/unknown HTTP/1.1\r\nhost: a\r\n\r\n").await;

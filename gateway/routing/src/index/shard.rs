@@ -9,21 +9,20 @@
 //! the shard; it replaces tables, segments and lists of holders where they cannot be changed in place. A reader sees a change
 //! as soon as it is made, and of two changes of one segment never the later one alone.
 
+mod room;
+
+use super::Spot;
 use super::claim::{Bounds, Claim, From, Held};
 use super::plane::Plane;
 use super::publish::{Loaded, Ordering, Published};
 use super::segment::{Holders, IS_GONE, Parent, RUN, Record, Segment, View};
 use super::table::{GONE, MIN_SLOTS, Table, slots_for};
-use super::{Spot, scramble};
 use crate::WorkerId;
 use crate::block::ChainHash;
 use parking_lot::{Mutex, MutexGuard};
-use std::cmp::Reverse;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Segments looked at to find the one to evict.
-const SAMPLES: usize = 8;
 /// Segments with more records than this are tidied by sweeps alone, not at every release.
 const FEW_RECORDS: usize = 4;
 
@@ -350,70 +349,6 @@ impl Shard {
         let Some(slot) = table.as_ref().and_then(|table| table.slot_of(old.head())) else { return };
         writer.size.bytes = writer.size.bytes + new.heap_bytes() - old.heap_bytes();
         slot.segment.store(Some(Arc::new(new)));
-    }
-
-    /// Makes room in the table for one more segment.
-    fn reserve(&self, writer: &mut MutexGuard<'_, Writer>) {
-        let slots = self.table.load().as_ref().map_or(0, |table| table.slots.len());
-        if (writer.used + 1) * 4 > slots * 3 {
-            self.rebuild(writer, slots_for(writer.size.segments + 1));
-        }
-    }
-
-    fn rebuild(&self, writer: &mut MutexGuard<'_, Writer>, slots: usize) {
-        let old = self.table.load();
-        let new = Table::new(slots);
-        writer.used = 0;
-        for slot in old.iter().flat_map(|old| &old.slots) {
-            let loaded = slot.segment.load();
-            if let Some(segment) = loaded.as_ref() {
-                writer.used += usize::from(new.insert(segment.head(), segment.clone()));
-            }
-        }
-        let before = old.as_ref().map_or(0, |old| old.bytes());
-        writer.size.bytes = writer.size.bytes + new.bytes() - before;
-        self.table.store(Some(Arc::new(new)));
-    }
-
-    /// Evicts while there is too much: each time the worst of a few sampled segments.
-    fn make_room(&self, writer: &mut MutexGuard<'_, Writer>, bounds: &Bounds<'_>) {
-        while writer.size.bytes > bounds.max_bytes && writer.size.segments > 0 {
-            let Some(worst) = self.sample(writer, bounds) else { return };
-            let blocks = worst.len();
-            self.remove(writer, &worst, bounds);
-            writer.evicted += blocks as u64;
-            self.shrink(writer);
-        }
-    }
-
-    fn shrink(&self, writer: &mut MutexGuard<'_, Writer>) {
-        let slots = slots_for(writer.size.segments);
-        let now = self.table.load().as_ref().map_or(0, |table| table.slots.len());
-        if slots * 4 <= now {
-            self.rebuild(writer, slots);
-        }
-    }
-
-    fn sample(&self, writer: &mut MutexGuard<'_, Writer>, bounds: &Bounds<'_>) -> Option<Found> {
-        let table = self.table.load();
-        let table = table.as_ref()?;
-        let mut worst = None;
-        for _ in 0..SAMPLES {
-            writer.seed = writer.seed.wrapping_add(1);
-            let first = scramble(writer.seed) as usize;
-            let mask = table.slots.len() - 1;
-            let taken = (0..=mask).map(|step| table.slots[(first + step) & mask].segment.load());
-            let Some(found) = taken.into_iter().find(|loaded| loaded.is_some()) else { break };
-            let found = Found(found);
-            let rank = found.holders().as_ref().map(|holders| {
-                let dead = !holders.records.iter().any(|record| bounds.index.is_live(record));
-                (dead, found.position, Reverse(holders.records.len()))
-            });
-            if worst.as_ref().is_none_or(|(known, _)| *known < rank) {
-                worst = Some((rank, found));
-            }
-        }
-        worst.map(|(_, found)| found)
     }
 }
 

@@ -166,7 +166,7 @@ impl Book {
         self.ledger.set_capacity(blocks);
     }
 
-    /// Batch or event `number` is being applied.
+    /// Batch or event `number` has been applied: whoever reads the report finds it in the index.
     pub(super) fn note(&self, number: u64) {
         let mut report = self.report.lock();
         report.batches += 1;
@@ -368,8 +368,8 @@ pub(super) struct OpenBook<'a> {
 
 impl Sink for OpenBook<'_> {
     fn apply(&mut self, seq: u64, payload: &[u8]) {
-        self.book.note(seq);
         self.book.apply(payload, self.scratch, self.is_live);
+        self.book.note(seq);
     }
 
     fn skip(&mut self) {

@@ -165,7 +165,6 @@ impl PolledFeed {
                 self.windows.clear();
             }
         }
-        self.book.note(event.event_id);
         let place = event.window_size.map_or_else(Place::default, |window| self.place(window));
         match event.data {
             Data::Created { num_blocks_per_cache_level } => {
@@ -184,6 +183,7 @@ impl PolledFeed {
             Data::Updated { cache_level: None, .. } => {}
             Data::Unknown => self.book.count_error("unknown_event"),
         }
+        self.book.note(event.event_id);
     }
 
     fn note_second_reader(&mut self, now_ms: u64) {
