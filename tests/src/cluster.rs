@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::net::TcpStream;
 
 /// How long a process may take until it answers: a debug build reads its tokenizer in a few seconds.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -190,7 +191,7 @@ impl Gateway {
             let listed = admin.read_json("/workers").await?;
             match ready_workers(&listed) {
                 // The operators' listener is there before the clients' one.
-                ready if ready == wanted => client.read_json("/health").await.map(drop),
+                ready if ready == wanted => TcpStream::connect(address).await.map(drop).map_err(|e| e.to_string()),
                 ready => Err(format!("{ready} of {wanted} workers are ready: {listed}")),
             }
         })

@@ -1,22 +1,24 @@
 //! One engine under one URL: who it is, whether it is well, until it is taken out.
 
+mod watch;
+
 use super::probe::{self, Profile};
 use super::{Introduction, Shared, SiteStatus, WorkerUrl};
 use crate::config::resolved::Worker;
 use crate::doors::Towards;
 use crate::fleet::{Endpoint, Facts, Handle};
 use crate::signal::cache_events::{Attach, FeedSpec, for_rank};
-use crate::signal::engine::{self, Reading};
+use crate::signal::engine::Reading;
 use crate::signal::http::Peer;
 use forebay_routing::WorkerId;
-use forebay_routing::event::{ServedName, WorkerKey};
+use forebay_routing::event::WorkerKey;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::time::{Duration, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Duration, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// Pause after the first failed introduction; doubles up to [`LAST_PAUSE`].
@@ -24,9 +26,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Longest pause: an engine that comes back after an hour serves within so long.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
-
-/// How often names are asked again: adapters come and go while an engine runs.
-const REFRESH_EVERY: Duration = Duration::from_secs(30);
 
 /// Data-parallel ranks of one engine.
 const MAX_RANKS: u16 = 256;
@@ -250,72 +249,6 @@ impl Site {
         Facts { block_size, ..profile.facts.clone() }
     }
 
-    /// Checks and scrapes until the engine is down or another process.
-    async fn watch(&mut self, peer: &Peer) {
-        let mut seen = std::mem::take(&mut self.seen);
-        tokio::select! {
-            () = self.check_until_down(peer) => {}
-            () = self.scrape_until_restart(peer, &mut seen) => {}
-            () = self.refresh_names(peer) => {}
-        }
-        self.seen = seen;
-    }
-
-    async fn check_until_down(&self, peer: &Peer) {
-        let mut ticks = ticks(self.shared.health.interval);
-        let mut failures = 0;
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = self.probe.notified() => {}
-            }
-            let started_ms = self.shared.clock.now_ms();
-            let outcome = engine::check(peer).await.map_err(|error| error.to_string());
-            let well = outcome.is_ok() || self.handles.iter().any(|handle| handle.served_since(started_ms));
-            failures = if well { 0 } else { failures + 1 };
-            self.tell_checked(&outcome, started_ms).await;
-            if failures >= self.shared.health.failures.max(1) {
-                tracing::warn!(url = %self.address.base, problem = ?outcome.err(), "worker is down");
-                return;
-            }
-        }
-    }
-
-    async fn scrape_until_restart(&self, peer: &Peer, seen: &mut Vec<WorkerId>) {
-        let mut ticks = ticks(self.shared.health.metrics_interval);
-        loop {
-            ticks.tick().await;
-            // A failed scrape leaves the last reading to age; health checks decide whether the engine is well.
-            let Ok(reading) = engine::scrape(peer).await else { continue };
-            if is_another_process(self.process_start_seconds, reading.process_start_seconds) {
-                return;
-            }
-            *seen = self.identities();
-            self.report_loads(&reading);
-        }
-    }
-
-    async fn refresh_names(&self, peer: &Peer) {
-        let mut ticks = ticks(REFRESH_EVERY);
-        let mut known: Option<Vec<ServedName>> = None;
-        loop {
-            ticks.tick().await;
-            let Ok(served) = probe::models(peer, self.worker.model.as_deref()).await else { continue };
-            if self.instance.is_some() && is_another_instance(&self.instance, &probe::instance(peer).await) {
-                return;
-            }
-            if self.handles.first().is_some_and(|handle| *handle.model != *served.model) {
-                return;
-            }
-            if known.as_ref() != Some(&served.names) {
-                for handle in &self.handles {
-                    self.shared.fleet.learn_names(handle, served.names.clone()).await;
-                }
-                known = Some(served.names);
-            }
-        }
-    }
-
     /// A process that started at another time is another process: what its predecessor held is gone.
     async fn notice_restart(&mut self, profile: &Profile) {
         let start_seconds = profile.reading.process_start_seconds;
@@ -410,15 +343,6 @@ async fn can_connect(events: &Attach) -> Result<(), String> {
             "nobody listens at KV event endpoint tcp://{target}: if the engine connects there (its endpoint has no `*`), set kv_events = \"bind:tcp://{target}\""
         )),
     }
-}
-
-/// Ticks every `period`, the first after one period.
-fn ticks(period: Duration) -> tokio::time::Interval {
-    let period = period.max(Duration::from_millis(10));
-    let mut ticks = interval(period);
-    ticks.reset();
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }
 
 #[cfg(test)]
