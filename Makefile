@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
 CARGO := cargo
 LOCKED := --locked
 
-.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference ci asan bench-index bench-proxy loom model-index test-vllm
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-index bench-proxy fuzz loom model-index test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ deny: ## Banned, unlicensed or foreign dependencies
 reference: ## Write the configuration reference into README.md
 	$(CARGO) build $(LOCKED) -p forebay --bin forebay
 	deploy/reference.sh target/debug/forebay
+
+limits: ## Write LIMITS.md
+	FOREBAY_WRITE=1 $(CARGO) test $(LOCKED) -p forebay-tests --test limits
 
 # In CI nothing optional may be skipped: a test that lacks its tokenizer or Python fails.
 ci: export FOREBAY_REQUIRE = all

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::time::Duration;
 
 /// Faults that say that a limit was hit, by code, and the limit's name: the label of `forebay_limit_hits_total`.
-pub const FAULTS: [(&str, &str); 18] = [
+pub const FAULTS: [(&str, &str); 20] = [
+    ("queue_full", "upstream.max_queue"),
+    ("queue_timeout", "upstream.queue_timeout"),
     ("header_too_large", "listen.max_header_bytes"),
     ("header_timeout", "listen.header_timeout"),
     ("body_too_large", "listen.max_body_bytes"),

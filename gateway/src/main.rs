@@ -52,7 +52,7 @@ fn serve(sources: Sources) -> Exit {
             Ok(signals) => signals,
             Err(error) => return failed(&format!("no signals: {error}")),
         };
-        let app = match App::start(sources, loaded).await {
+        let mut app = match App::start(sources, loaded).await {
             Ok(app) => app,
             Err(error) => {
                 cli::complain(&error.to_string());
@@ -60,7 +60,8 @@ fn serve(sources: Sources) -> Exit {
             }
         };
         app.announce();
-        let stop = app.wait(&mut signals).await;
+        let arguments: Vec<_> = std::env::args_os().collect();
+        let stop = app.wait(&mut signals, &arguments).await;
         tracing::info!("{}: draining; a second signal ends at once", stop.name());
         tokio::select! {
             drained = app.drain() => match drained.cut {

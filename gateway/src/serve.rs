@@ -35,7 +35,7 @@ use arc_swap::{ArcSwap, Guard};
 use forebay_routing::{LocalLoad, Policy};
 use hashbrown::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use tokio::time::{Duration, Instant};
 
 /// Everything that requests share. Soft state only: any number of gateways run side by side.
@@ -56,6 +56,8 @@ pub struct Gateway {
     pub dispatcher: Arc<Dispatcher>,
     /// Connections and buffered bytes.
     pub limits: Limits,
+    /// Whether this process is about to stop.
+    pub draining: AtomicBool,
     /// One per request: round-robin position, and with `seed` the request's rng.
     cursor: AtomicU64,
     seed: u64,
@@ -104,6 +106,7 @@ impl Gateway {
             doors,
             clock,
             limits: Limits::new(&config.listen),
+            draining: AtomicBool::new(false),
             cursor: AtomicU64::new(0),
             seed: config.routing.seed.unwrap_or_else(|| fastrand::u64(..)),
             samples: parity::Samples::new(),
@@ -229,8 +232,8 @@ async fn steps(
         completions: parsed.n,
         repeatable: true,
     };
-    let mut exchange =
-        gateway.dispatcher.dispatch(client, &mut outbound, |tried| considered.choose(gateway, tried)).await?;
+    let mut chooser = considered.chooser(gateway);
+    let mut exchange = gateway.dispatcher.dispatch(client, &mut outbound, &mut chooser).await?;
     drop(outbound);
     if exchange.lacks_route() {
         gateway.dispatcher.finish(exchange);
@@ -265,8 +268,8 @@ async fn through(
         completions: 1,
         repeatable: matches!(request.head.method(), "GET" | "HEAD" | "OPTIONS"),
     };
-    let choose = |tried: &[_]| consider::least_in_flight(gateway, tried);
-    let mut exchange = gateway.dispatcher.dispatch(client, &mut outbound, choose).await?;
+    let mut exchange =
+        gateway.dispatcher.dispatch(client, &mut outbound, &mut consider::LeastInFlight(gateway)).await?;
     drop(outbound);
     let end = relay(client, &mut exchange, &request.head, &request.id).await;
     Ok(learn::finish(gateway, request, exchange, end, LocalLoad::default(), record))

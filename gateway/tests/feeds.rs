@@ -37,6 +37,10 @@ fn rig() -> Rig {
         failures: 3,
         eject_after: 3,
         eject_for: Duration::from_secs(1),
+        eject_share: 0.0,
+        eject_ttft_factor: 0.0,
+        max_ejected: 1.0,
+        slow_start: Duration::ZERO,
         metrics_interval: Duration::from_millis(50),
     };
     let options = fleet::Options {

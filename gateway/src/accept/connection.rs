@@ -10,6 +10,7 @@ use crate::http1::response::Downstream;
 use crate::http1::{Framing, RequestHead};
 use crate::serve::{self, Gateway};
 use crate::stream::{Client, Next};
+use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 /// Serves a connection until it ends.
@@ -37,7 +38,7 @@ pub(super) async fn run(gateway: &Gateway, mut client: Client) {
 async fn answer(gateway: &Gateway, client: &mut Client, head: RequestHead) -> Next {
     let id = identity::request_id(head.value(Kind::RequestId));
     let arrived = Instant::now();
-    let route = route(&head, &gateway.fleet);
+    let route = route(&head, &gateway.fleet, gateway.draining.load(Ordering::Relaxed));
     let caller = match admit(gateway, &head, &route) {
         Ok(caller) => caller,
         Err(fault) => return turn_away(gateway, client, &head, id, &fault).await,

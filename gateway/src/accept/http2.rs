@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Bytes of a request body that a client may send before it is read from: one stream's, and all of a connection's. A prompt
-/// of 100 KB goes out in one piece.
+/// Bytes of a request body that a client may send before it is read from. A prompt of 100 KB goes out in one piece.
 const STREAM_WINDOW: u32 = 256 * 1024;
+/// The same for all streams of a connection: four bodies may be under way while none is read from.
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// Bytes of answers that `h2` keeps for a connection whose socket is full, for each stream.
 const SEND_BUFFER: usize = 64 * 1024;

@@ -6,18 +6,19 @@ use crate::error::Fault;
 use crate::http1::Framing;
 use crate::http1::response::Downstream;
 use crate::serve::{Gateway, count_limit};
+use crate::stream::KEEPALIVE;
 use crate::stream::{Client, Socket, Stages};
 use crate::tasks::TaskGroup;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use pingora_core::apps::ServerApp;
-use pingora_core::listeners::{L4BufferSettings, ListenerConfig};
+use pingora_core::listeners::{L4BufferSettings, ListenerConfig, TcpSocketOptions};
 use pingora_core::protocols::Stream;
 use pingora_core::server::{Fds, ShutdownWatch};
 use pingora_core::services::Service as _;
 use pingora_core::services::listening::Service;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::IntoRawFd;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::{Duration, timeout};
@@ -29,6 +30,8 @@ pub struct Ingress {
     gateway: Arc<Gateway>,
     shutdown: watch::Sender<bool>,
     stages: Stages,
+    /// The listening socket once more, for a process that takes over.
+    socket: OwnedFd,
 }
 
 /// The listening address could not be had.
@@ -52,23 +55,28 @@ pub struct Drained {
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 impl Ingress {
-    /// Binds and starts to serve. Must be called inside a tokio runtime; the accept loop belongs to `tasks`.
-    pub fn start(gateway: Arc<Gateway>, tasks: &TaskGroup) -> Result<Self, BindError> {
+    /// Binds, or takes over the socket that a process before this one has bound, and starts to serve. Must be called inside a tokio runtime; the accept loop belongs to `tasks`.
+    pub fn start(gateway: Arc<Gateway>, inherited: Option<TcpListener>, tasks: &TaskGroup) -> Result<Self, BindError> {
         let wanted = gateway.config.listen.address;
         let failed = |source| BindError { address: wanted, source };
         // Bound here and handed over, so that a failure is an error with a reason instead of a retry loop inside the
         // service, and port 0 can be asked for.
-        let socket = TcpListener::bind(wanted).map_err(failed)?;
+        let socket = inherited.map_or_else(|| TcpListener::bind(wanted), Ok).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
+        let kept = OwnedFd::from(socket.try_clone().map_err(failed)?);
         let mut table = Fds::new();
         table.add(address.to_string(), socket.into_raw_fd());
 
         let stages = Stages::default();
         let app = App { gateway: gateway.clone(), stages: stages.clone(), tasks: tasks.child() };
         let mut service = Service::new("ingress".to_owned(), app);
+        let mut options = TcpSocketOptions::default();
+        options.tcp_keepalive = Some(KEEPALIVE);
         // Every connection has one read buffer of its own and writes whole messages: two more would only cost memory.
-        let endpoint = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::unbuffered());
+        let endpoint = ListenerConfig::tcp(address.to_string())
+            .tcp_socket_options(options)
+            .l4_buffer(L4BufferSettings::unbuffered());
         service.endpoints().add_listener(endpoint);
         tasks.spawn("doors", gateway.doors.clone().watch());
         gateway.dispatcher.sweep_in(tasks);
@@ -77,7 +85,12 @@ impl Ingress {
         tasks.spawn("ingress", async move {
             service.start_service(Some(Arc::new(Mutex::new(table))), watch, 1).await;
         });
-        Ok(Self { address, gateway, shutdown, stages })
+        Ok(Self { address, gateway, shutdown, stages, socket: kept })
+    }
+
+    /// The listening socket, to be handed over.
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
     }
 
     /// Where it listens (the real port where 0 was configured).
@@ -87,16 +100,19 @@ impl Ingress {
 
     /// Stops accepting, lets what runs run on for at most `drain_timeout`, then cuts it.
     pub async fn drain(self) -> Drained {
-        let listen: &Listen = &self.gateway.config.listen;
-        self.shutdown.send_replace(true);
-        self.stages.start();
-        let idle = self.gateway.limits.idle();
+        let Self { gateway, shutdown, stages, socket, .. } = self;
+        let listen: &Listen = &gateway.config.listen;
+        shutdown.send_replace(true);
+        // As long as one is open the system completes connections that nobody takes.
+        drop(socket);
+        stages.start();
+        let idle = gateway.limits.idle();
         if tokio::time::timeout(listen.drain_timeout, idle).await.is_ok() {
             return Drained { cut: 0 };
         }
-        let cut = self.gateway.limits.connections();
-        self.stages.end();
-        let _ = tokio::time::timeout(LAST_WORDS, self.gateway.limits.idle()).await;
+        let cut = gateway.limits.connections();
+        stages.end();
+        let _ = tokio::time::timeout(LAST_WORDS, gateway.limits.idle()).await;
         Drained { cut }
     }
 }

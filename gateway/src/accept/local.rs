@@ -23,11 +23,11 @@ pub(super) enum Route {
     Through,
 }
 
-pub(super) fn route(head: &RequestHead, fleet: &Fleet) -> Route {
+pub(super) fn route(head: &RequestHead, fleet: &Fleet, draining: bool) -> Route {
     let reads = matches!(head.method(), "GET" | "HEAD");
     let path = head.path();
     match path {
-        "/health" | "/healthz" | "/ping" if reads => return Route::Open(health(&fleet.view())),
+        "/health" | "/healthz" | "/ping" if reads => return Route::Open(health(&fleet.view(), draining)),
         "/v1/models" if reads => return Route::Local(models(&fleet.view())),
         _ if reads && path.starts_with("/v1/models/") => {
             return Route::Local(model(&fleet.view(), &path["/v1/models/".len()..]));
@@ -48,8 +48,11 @@ pub(super) fn route(head: &RequestHead, fleet: &Fleet) -> Route {
     Route::Local(Reply::fault_in(&fault, dialect.shape()).allow("POST"))
 }
 
-/// 200 while any worker takes traffic: what a load balancer in front wants to know.
-fn health(view: &FleetView) -> Reply {
+/// 200 while any worker takes traffic and no drain has begun: what a load balancer in front wants to know.
+fn health(view: &FleetView, draining: bool) -> Reply {
+    if draining {
+        return Reply::fault(&Fault::gateway(503, "draining", "this gateway is about to stop"));
+    }
     let ready = view.workers.iter().filter(|worker| worker.state == WorkerState::Ready).count();
     if ready > 0 {
         return Reply::json(200, json!({"status": "ok", "ready_workers": ready}).to_string());

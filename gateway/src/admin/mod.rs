@@ -36,7 +36,7 @@ use crate::signal::cache_events::Feeds;
 use forebay_routing::view::WorkerState;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Everything that the handlers read or change.
 pub struct Console {
@@ -52,21 +52,20 @@ pub struct Console {
     pub file: Option<PathBuf>,
     /// Time.
     pub clock: Clock,
-    /// Whether the drain has begun.
-    pub draining: AtomicBool,
 }
 
 impl Console {
     /// From now on `/readyz` says no, so that load balancers send nobody more.
     pub fn start_drain(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.gateway.draining.store(true, Ordering::Release);
     }
 
     fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.gateway.draining.load(Ordering::Acquire)
     }
 
-    fn has_ready_worker(&self) -> bool {
+    /// Whether anybody takes traffic.
+    pub fn has_ready_worker(&self) -> bool {
         self.gateway.fleet.view().workers.iter().any(|worker| worker.state == WorkerState::Ready)
     }
 }

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 #[derive(Debug, Serialize)]
 pub(super) struct Status {
     version: &'static str,
+    pid: u32,
     uptime_ms: u64,
     ready: bool,
     draining: bool,
@@ -122,6 +123,7 @@ pub(super) async fn read(console: &Console) -> Status {
     let now_ms = console.clock.now_ms();
     Status {
         version: env!("CARGO_PKG_VERSION"),
+        pid: std::process::id(),
         uptime_ms: now_ms,
         ready: console.has_ready_worker() && !console.is_draining(),
         draining: console.is_draining(),

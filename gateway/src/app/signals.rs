@@ -11,6 +11,8 @@ pub enum Stop {
     Interrupt,
     /// SIGHUP: read the configuration again; no stop.
     Hangup,
+    /// SIGUSR2: hand over to a new process.
+    Upgrade,
 }
 
 impl Stop {
@@ -20,6 +22,7 @@ impl Stop {
             Self::Terminate => "SIGTERM",
             Self::Interrupt => "SIGINT",
             Self::Hangup => "SIGHUP",
+            Self::Upgrade => "SIGUSR2",
         }
     }
 }
@@ -30,6 +33,7 @@ pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    upgrade: Signal,
 }
 
 impl Signals {
@@ -39,6 +43,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            upgrade: signal(SignalKind::user_defined2())?,
         })
     }
 
@@ -48,6 +53,7 @@ impl Signals {
             _ = self.terminate.recv() => Stop::Terminate,
             _ = self.interrupt.recv() => Stop::Interrupt,
             _ = self.hangup.recv() => Stop::Hangup,
+            _ = self.upgrade.recv() => Stop::Upgrade,
         }
     }
 }

@@ -212,6 +212,25 @@ impl Kind {
     }
 }
 
+impl Value {
+    /// As it might be written.
+    pub fn show(&self) -> String {
+        match self {
+            Self::Address(address) => address.to_string(),
+            Self::Number(number) => number.to_string(),
+            Self::Time(time) => show_duration(*time),
+            Self::Share(share) => share.to_string(),
+            Self::Switch(on) => on.to_string(),
+            Self::Text(text) => text.clone(),
+            Self::Path(path) => path.display().to_string(),
+            Self::Policy(policy) => super::policy_name(*policy).to_owned(),
+            Self::AccessLog(log) => format!("{log:?}").to_ascii_lowercase(),
+            Self::Hosts(hosts) => hosts.to_string(),
+            Self::Word(word) => (*word).to_owned(),
+        }
+    }
+}
+
 impl Raw {
     fn text(&self) -> Option<&str> {
         match self {

@@ -61,9 +61,44 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// What differs in `new`, a line each, for people: `routing.policy: kv → session`, `workers: + http://b:1`. None of these
+    /// values is a secret: keys and certificates stand in files of their own.
+    pub fn changes(&self, new: &Self) -> Vec<String> {
+        let show =
+            |value: Option<&Option<Value>>| value.and_then(Option::as_ref).map_or("unset".to_owned(), Value::show);
+        let scalars = self.effective.iter().filter(|(path, value)| new.effective.get(*path) != Some(value));
+        let mut changes: Vec<String> = scalars
+            .map(|(path, value)| format!("{path}: {} → {}", show(Some(value)), show(new.effective.get(path))))
+            .collect();
+        let (old, new) = (&self.config, &new.config);
+        list_changes("models", &old.models, &new.models, |model| model.name.clone(), &mut changes);
+        list_changes(
+            "certificates",
+            &old.certificates,
+            &new.certificates,
+            |one| one.chain_file.display().to_string(),
+            &mut changes,
+        );
+        list_changes("workers", &old.workers, &new.workers, |worker| worker.url.clone(), &mut changes);
+        list_changes("dns", &old.dns, &new.dns, |pool| pool.name.clone(), &mut changes);
+        changes
+    }
+
     /// Scalar keys that differ in `new` but only apply after a restart.
     pub fn needs_restart(&self, new: &Self) -> Vec<&'static str> {
         let restart = table::KEYS.iter().filter(|key| !key.live);
         restart.map(|key| key.path).filter(|path| self.effective.get(path) != new.effective.get(path)).collect()
+    }
+}
+
+fn list_changes<T: PartialEq>(list: &str, old: &[T], new: &[T], name: impl Fn(&T) -> String, into: &mut Vec<String>) {
+    let find = |all: &[T], wanted: &str| all.iter().position(|item| name(item) == wanted);
+    into.extend(old.iter().map(&name).filter(|item| find(new, item).is_none()).map(|item| format!("{list}: - {item}")));
+    for item in new {
+        match find(old, &name(item)) {
+            None => into.push(format!("{list}: + {}", name(item))),
+            Some(at) if old[at] != *item => into.push(format!("{list}: ~ {}", name(item))),
+            Some(_) => {}
+        }
     }
 }

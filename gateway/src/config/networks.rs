@@ -25,12 +25,20 @@ pub struct Hosts {
     networks: Vec<Network>,
     /// Lower case; `*.lan` stands for every name below.
     names: Vec<String>,
+    /// As written.
+    text: String,
+}
+
+impl std::fmt::Display for Hosts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 impl Hosts {
     /// Reads `"10.0.0.0/8, gpu-1.lan, *.engines.lan, loopback"`. The error says what to write instead.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut hosts = Self::default();
+        let mut hosts = Self { text: text.to_owned(), ..Self::default() };
         for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
             if hosts.networks.len() + hosts.names.len() >= MAX_ENTRIES {
                 return Err(format!("has more than {MAX_ENTRIES} entries; write wider networks"));

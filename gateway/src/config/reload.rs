@@ -26,6 +26,8 @@ pub struct ReloadState {
     pub last_s: Option<f64>,
     /// Why the file as it is now is not in force; `None` when it is.
     pub error: Option<String>,
+    /// What the last applied change changed, a line each.
+    pub changes: Vec<String>,
     /// Keys whose new value waits for a restart.
     pub needs_restart: Vec<&'static str>,
 }
@@ -37,6 +39,7 @@ pub type Report = Box<dyn Fn(Result<&[&'static str], &str>) + Send + Sync>;
 pub struct Reloader {
     sources: Sources,
     started_with: Loaded,
+    last: RwLock<Loaded>,
     config: watch::Sender<Arc<Config>>,
     state: RwLock<ReloadState>,
     now: Notify,
@@ -47,7 +50,8 @@ impl Reloader {
     /// Starts from what was loaded.
     pub fn new(sources: Sources, loaded: Loaded, report: Report) -> Self {
         let config = watch::Sender::new(Arc::new(loaded.config.clone()));
-        Self { sources, started_with: loaded, config, state: RwLock::default(), now: Notify::new(), report }
+        let last = RwLock::new(loaded.clone());
+        Self { sources, started_with: loaded, last, config, state: RwLock::default(), now: Notify::new(), report }
     }
 
     /// The configuration in force, now and after every change.
@@ -95,6 +99,11 @@ impl Reloader {
                 state.error = None;
                 state.needs_restart = self.started_with.needs_restart(&new);
                 let waiting = state.needs_restart.clone();
+                state.changes = self.last.read().changes(&new);
+                for change in &state.changes {
+                    tracing::info!("configuration: {change}");
+                }
+                *self.last.write() = new.clone();
                 drop(state);
                 for note in &new.notes {
                     tracing::warn!("configuration: {note}");

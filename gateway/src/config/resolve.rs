@@ -51,6 +51,7 @@ fn listen(reader: &mut Reader<'_>) -> Listen {
         body_timeout: reader.time("listen.body_timeout"),
         keepalive_timeout: reader.time("listen.keepalive_timeout"),
         write_timeout: reader.time("listen.write_timeout"),
+        drain_delay: reader.time("listen.drain_delay"),
         drain_timeout: reader.time("listen.drain_timeout"),
         handshake_timeout: reader.time("listen.handshake_timeout"),
         http2: reader.switch("listen.http2"),
@@ -115,6 +116,9 @@ fn upstream(reader: &mut Reader<'_>) -> Upstream {
         idle_timeout: reader.time("upstream.idle_timeout"),
         total_timeout: reader.time("upstream.total_timeout"),
         pool_size: reader.count("upstream.pool_size"),
+        max_concurrency: reader.count_if_set("upstream.max_concurrency"),
+        max_queue: reader.count("upstream.max_queue"),
+        queue_timeout: reader.time("upstream.queue_timeout"),
         ca_file: reader.path_if_set("upstream.ca_file"),
         certificate_file: reader.path_if_set("upstream.certificate_file"),
         certificate_key_file: reader.path_if_set("upstream.certificate_key_file"),
@@ -128,6 +132,10 @@ fn health(reader: &mut Reader<'_>) -> Health {
         failures: reader.count("health.failures"),
         eject_after: reader.count("health.eject_after"),
         eject_for: reader.time("health.eject_for"),
+        eject_share: reader.share("health.eject_share"),
+        eject_ttft_factor: f64::from(reader.count::<u32>("health.eject_ttft_factor")),
+        max_ejected: reader.share("health.max_ejected"),
+        slow_start: reader.time("health.slow_start"),
         metrics_interval: reader.time("health.metrics_interval"),
     }
 }

@@ -91,6 +91,8 @@ pub struct Listen {
     pub keepalive_timeout: Duration,
     /// A client that takes no bytes of its stream for so long is cut off.
     pub write_timeout: Duration,
+    /// After SIGTERM, how long new connections are still taken while health says no.
+    pub drain_delay: Duration,
     /// After SIGTERM, how long streams may run on.
     pub drain_timeout: Duration,
     /// TLS handshake.
@@ -214,6 +216,12 @@ pub struct Upstream {
     pub total_timeout: Duration,
     /// Idle connections kept per worker.
     pub pool_size: usize,
+    /// Requests at once at one worker, `None` = as many as come.
+    pub max_concurrency: Option<u32>,
+    /// Requests that wait for a place.
+    pub max_queue: usize,
+    /// How long one waits.
+    pub queue_timeout: Duration,
     /// Authorities that engines with TLS are trusted by, `None` = the system's.
     pub ca_file: Option<PathBuf>,
     /// Certificate shown to engines with TLS.
@@ -235,6 +243,14 @@ pub struct Health {
     pub eject_after: u32,
     /// How long it stays ejected before its probe.
     pub eject_for: Duration,
+    /// Share of failed requests from which it is ejected; 0 = never for that.
+    pub eject_share: f64,
+    /// Times the median time to first token from which it is ejected; 0 = never for that.
+    pub eject_ttft_factor: f64,
+    /// Share of a model's workers that may be out by ejection.
+    pub max_ejected: f64,
+    /// How long a worker that comes back takes less than its share.
+    pub slow_start: Duration,
     /// Between two scrapes of `/metrics`.
     pub metrics_interval: Duration,
 }

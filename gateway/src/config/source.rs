@@ -11,8 +11,14 @@ use std::sync::Arc;
 /// Prefix of every variable that is read.
 pub const PREFIX: &str = "FOREBAY_";
 
-/// Variables that select sources rather than set keys, or that other parts of the product read.
-pub const SPECIAL: [&str; 3] = ["FOREBAY_CONFIG", "FOREBAY_LOG", "FOREBAY_REQUIRE"];
+/// Variables that select sources rather than set keys, or that other parts of the product read: the suites, a process that
+/// hands over to this one, the service manager.
+pub const SPECIAL: [&str; 5] = ["FOREBAY_CONFIG", "FOREBAY_LOG", "FOREBAY_REQUIRE", UPGRADE_VARIABLE, NOTIFY_VARIABLE];
+
+/// Where a process that hands over to this one waits.
+pub const UPGRADE_VARIABLE: &str = "FOREBAY_UPGRADE_SOCKET";
+/// Where the service manager listens.
+pub const NOTIFY_VARIABLE: &str = "NOTIFY_SOCKET";
 
 /// A larger file is a mistake (a log, a device): 10,000 workers take about 1 MiB.
 const MAX_FILE_BYTES: u64 = 8 << 20;
@@ -27,7 +33,7 @@ impl Environment {
         let named = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
         Self(
             named
-                .filter(|(name, _)| name.starts_with(PREFIX))
+                .filter(|(name, _)| name.starts_with(PREFIX) || name == NOTIFY_VARIABLE)
                 .map(|(name, value)| (name, value.to_string_lossy().into_owned()))
                 .collect(),
         )

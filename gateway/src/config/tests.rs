@@ -281,6 +281,14 @@ fn what_needs_a_restart_is_named_and_does_not_apply() {
     let waiting = ["listen.max_body_bytes", "listen.threads", "routing.seed"];
     assert_eq!(reloader.state().needs_restart, waiting);
     assert_eq!(reports.lock().as_slice(), [Ok(waiting.to_vec())]);
+    let changes = [
+        "listen.max_body_bytes: 67108864 → 2097152",
+        "listen.threads: unset → 7",
+        "routing.policy: kv → round-robin",
+        "routing.seed: unset → 3",
+        "workers: - http://a:1",
+    ];
+    assert_eq!(reloader.state().changes, changes);
 
     reloader.apply(Ok(Some(ONE_WORKER.to_owned())));
     assert!(reloader.state().needs_restart.is_empty(), "taken back");

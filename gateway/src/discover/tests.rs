@@ -82,6 +82,10 @@ fn rig() -> Rig {
         failures: 2,
         eject_after: 3,
         eject_for: Duration::from_millis(50),
+        eject_share: 0.0,
+        eject_ttft_factor: 0.0,
+        max_ejected: 1.0,
+        slow_start: Duration::ZERO,
         metrics_interval: Duration::from_millis(20),
     };
     let options = fleet::Options {

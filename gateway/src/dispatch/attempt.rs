@@ -1,13 +1,13 @@
 //! One attempt: connection, request, response head, and the hold until commit.
 
+use super::admission::Admitted;
 use super::connection::{Body, Connection, Place};
 use super::{Dispatcher, Exchange, Failure, Outbound};
 use crate::doors::Towards;
 use crate::error::{Fault, Halt};
 use crate::fleet::Endpoint;
 use crate::http1::{ResponseHead, request, response};
-use crate::stream::{self, Client, Interrupt, Progress, Reading, Socket, stopping};
-use forebay_routing::Decision;
+use crate::stream::{self, Client, Interrupt, KEEPALIVE, Progress, Reading, Socket, stopping};
 use pingora_core::upstreams::peer::HttpPeer;
 use tokio::time::{Duration, Instant};
 
@@ -15,20 +15,18 @@ use tokio::time::{Duration, Instant};
 const MAX_INFORMATIONAL: usize = 8;
 
 impl Dispatcher {
-    /// Sends the request to `decision.worker` and reads its answer up to the commit point. The outer error ends the
+    /// Sends the request to the admitted worker and reads its answer up to the commit point. The outer error ends the
     /// request, the inner one the attempt.
     pub(super) async fn attempt(
         &self,
         client: &mut Client,
         outbound: &mut Outbound<'_>,
-        decision: Decision,
+        admitted: Admitted,
         end: Instant,
         retries: u32,
     ) -> Result<Result<Exchange, Failure>, Halt> {
-        let worker = decision.worker;
-        let Some(endpoint) = self.fleet.endpoint(worker) else { return Ok(Err(Failure::Removed)) };
-        let (prompt_tokens, completions) = (outbound.prompt_tokens, outbound.completions);
-        let reservation = self.fleet.reserve(worker, prompt_tokens, decision.uncached_tokens, completions);
+        let Admitted { decision, reservation, place } = admitted;
+        let Some(endpoint) = self.fleet.endpoint(decision.worker) else { return Ok(Err(Failure::Removed)) };
         let head = write_head(outbound, &endpoint);
         let mut race = Race { client, end };
         let mut pooled = self.pool.take(&Place::of(&endpoint));
@@ -59,13 +57,15 @@ impl Dispatcher {
             endpoint,
             decision,
             reservation,
+            _place: place,
             retries,
         };
         Ok(stream::hold(client, &mut exchange, &mut outbound.share).await?.map(|()| exchange))
     }
 
     async fn connect(&self, race: &mut Race<'_>, endpoint: &Endpoint) -> Result<Result<Connection, Failure>, Halt> {
-        let peer = HttpPeer::new(endpoint.address, false, String::new());
+        let mut peer = HttpPeer::new(endpoint.address, false, String::new());
+        peer.options.tcp_keepalive = Some(KEEPALIVE);
         let work = async {
             let stream = self.transport.new_stream(&peer).await.map_err(|error| error.to_string())?;
             let Some(name) = endpoint.secure.clone() else { return Ok(Socket::Plain(stream)) };

@@ -1,9 +1,9 @@
 //! dispatch: decision → upstream exchange.
 //!
 //! ```text
-//! choose ─► reserve ─► attempt (pool or connect, send, head) ─► hold until commit ─► Exchange ─► stream
+//! choose ─► admit ─► attempt (pool or connect, send, head) ─► hold until commit ─► Exchange ─► stream
 //!    ▲                     │ failure, busy or 5xx                  │ cut
-//!    └──── retry: another worker, while attempts, alternatives and the budget last ◄──┘
+//!    └──── (back off) retry: another worker, while attempts, alternatives and the budget last ◄──┘
 //! ```
 //!
 //! Connections come from pingora's `TransportConnector`; idle ones are kept here, because pingora's pool spawns a task
@@ -18,12 +18,14 @@
 //! 4. An engine's own answer (4xx, or 5xx and 429 with nobody else left) is passed on as it is. No message names an
 //!    engine's address.
 
+mod admission;
 mod attempt;
 mod budget;
 mod connection;
 mod failure;
 mod pool;
 
+pub use admission::Chooser;
 pub use budget::RetryBudget;
 pub use connection::{Body, Connection};
 pub use failure::Failure;
@@ -39,8 +41,9 @@ use crate::fleet::{Endpoint, Feedback, Fleet, Reservation};
 use crate::http1::request::Origin;
 use crate::http1::{RequestHead, ResponseHead};
 use crate::limits::Share;
-use crate::stream::{Client, Grammar, Progress, Reading};
+use crate::stream::{Client, Grammar, Interrupt, Progress, Reading, stopping};
 use crate::tasks::TaskGroup;
+use admission::{Place, Places};
 use bytes::Bytes;
 use forebay_common::id::WorkerId;
 use forebay_routing::{Decision, Refusal};
@@ -53,6 +56,12 @@ use tokio::time::{Duration, Instant};
 /// Between two sweeps of idle connections.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
+/// Before the first retry that draws on the budget, at most; doubles with each, up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LAST_PAUSE: Duration = Duration::from_millis(250);
+/// Longest time for which a worker's `Retry-After` keeps others away: it may have meant one client.
+const MAX_HOLD_SECONDS: u64 = 30;
+
 /// Everything that sending takes: connections to engines, deadlines, the retry budget.
 pub struct Dispatcher {
     fleet: Fleet,
@@ -61,6 +70,7 @@ pub struct Dispatcher {
     max_attempts: u32,
     transport: TransportConnector,
     pool: Pool,
+    places: Arc<Places>,
     budget: RetryBudget,
 }
 
@@ -109,6 +119,8 @@ pub struct Exchange {
     pub decision: Decision,
     /// Its share of the worker's load.
     pub reservation: Reservation,
+    /// Given back after the reservation.
+    _place: Place,
     /// Attempts beyond the first.
     pub retries: u32,
 }
@@ -123,6 +135,7 @@ impl Dispatcher {
             max_attempts: config.routing.max_attempts,
             transport: TransportConnector::new(None),
             pool: Pool::new(config.upstream.pool_size, clock),
+            places: Arc::default(),
             budget: RetryBudget::new(config.routing.retry_budget, clock),
         }
     }
@@ -138,36 +151,59 @@ impl Dispatcher {
         });
     }
 
-    /// Sends a request to whom `choose` names, and to others while that may help; `choose` is given those already tried.
+    /// Sends a request to whom `chooser` names, and to others while that may help.
     pub async fn dispatch(
         &self,
         client: &mut Client,
         outbound: &mut Outbound<'_>,
-        mut choose: impl FnMut(&[WorkerId]) -> Result<Decision, Refusal>,
+        chooser: &mut impl Chooser,
     ) -> Result<Exchange, Halt> {
         let end = Instant::now() + self.upstream.total_timeout;
         let mut tried = SmallVec::<[WorkerId; 4]>::new();
-        let mut decision = choose(&tried).map_err(refused)?;
+        let mut admitted = self.admit(client, outbound, chooser).await?;
         self.budget.count();
         loop {
-            tried.push(decision.worker);
+            let worker = admitted.decision.worker;
+            tried.push(worker);
             let retries = tried.len() as u32 - 1;
-            let (failure, answer) = match self.attempt(client, outbound, decision.clone(), end, retries).await? {
+            let (failure, answer) = match self.attempt(client, outbound, admitted, end, retries).await? {
                 Ok(exchange) if !is_refusal(exchange.head.status) => return Ok(exchange),
                 Ok(exchange) => (None, Some(exchange)),
                 Err(failure) => (Some(failure), None),
             };
-            self.report(decision.worker, failure, answer.as_ref());
-            let may = (tried.len() as u32) < self.max_attempts && may_repeat(outbound, failure);
-            let next = if may { choose(&tried).ok() } else { None };
-            let next = next.filter(|_| self.grants(decision.worker, failure, answer.as_ref()));
+            // A worker that has others' requests before this one is slow, not broken: to send it elsewhere would add to
+            // the load that made it late.
+            let queued = failure == Some(Failure::Late) && self.has_queue(worker);
+            if !queued {
+                self.report(worker, failure, answer.as_ref());
+            }
+            let may = !queued && (tried.len() as u32) < self.max_attempts && may_repeat(outbound, failure);
+            let next = if may { self.try_admit(outbound, chooser, &tried).ok() } else { None };
+            let free = is_free(failure, answer.as_ref());
+            let next = next.filter(|_| free || self.budget.try_retry(worker, self.in_flight(worker).max(1)));
             match (next, failure, answer) {
-                (Some(next), ..) => decision = next,
+                (Some(next), ..) => admitted = next,
                 (None, _, Some(exchange)) => return Ok(exchange),
                 (None, failure, None) => {
                     return Err(failure.unwrap_or(Failure::Closed).fault(tried.len() as u32).into());
                 }
             }
+            if !free {
+                self.back_off(client, retries).await?;
+            }
+        }
+    }
+
+    /// Waits before a retry that draws on the budget: what failed for many at once should not come back at once. The whole
+    /// pause is random, so that those who failed together part.
+    async fn back_off(&self, client: &mut Client, retries: u32) -> Result<(), Halt> {
+        let most = FIRST_PAUSE.saturating_mul(1 << retries.min(4)).min(LAST_PAUSE);
+        let pause = most.mul_f64(fastrand::f64());
+        client.deadline.set(Instant::now() + pause + LAST_PAUSE);
+        match client.race(tokio::time::sleep(pause)).await {
+            Ok(()) | Err(Interrupt::Late) => Ok(()),
+            Err(Interrupt::Gone) => Err(Halt::Gone),
+            Err(Interrupt::Stopped) => Err(stopping().into()),
         }
     }
 
@@ -180,9 +216,14 @@ impl Dispatcher {
     }
 
     fn report(&self, worker: WorkerId, failure: Option<Failure>, answer: Option<&Exchange>) {
-        let feedback = match answer.map(|exchange| exchange.head.status) {
-            Some(status) if is_busy(status) => Some(Feedback::BackPressure),
-            Some(status) => Some(Feedback::Status(status)),
+        let feedback = match answer.map(|exchange| &exchange.head) {
+            Some(head) if is_busy(head.status) => {
+                // What the engine asks for, within reason; a second where it asks for nothing.
+                let wait = head.retry_after().unwrap_or(1).min(MAX_HOLD_SECONDS);
+                self.fleet.hold(worker, Duration::from_secs(wait));
+                Some(Feedback::BackPressure)
+            }
+            Some(head) => Some(Feedback::Status(head.status)),
             None => failure.and_then(Failure::feedback),
         };
         if let Some(feedback) = feedback {
@@ -190,12 +231,11 @@ impl Dispatcher {
         }
     }
 
-    fn grants(&self, worker: WorkerId, failure: Option<Failure>, answer: Option<&Exchange>) -> bool {
-        let busy = answer.is_some_and(|exchange| is_busy(exchange.head.status));
-        if busy || failure.is_some_and(Failure::is_free) {
-            return true;
-        }
-        self.budget.try_retry(worker, self.in_flight(worker).max(1))
+    /// Whether others' requests explain why this one has waited; its own reservation has been given back.
+    fn has_queue(&self, worker: WorkerId) -> bool {
+        let view = self.fleet.view();
+        let waiting = view.worker(worker).and_then(|view| view.engine).map_or(0, |engine| engine.waiting);
+        waiting > 0 || self.in_flight(worker) > 0
     }
 
     /// What this gateway has running at `worker`; looked up on failures only.
@@ -205,6 +245,11 @@ impl Dispatcher {
         let position = view.position(worker).map(|position| position as usize);
         position.and_then(|at| loads.get(at)).map_or(0, |load| load.requests)
     }
+}
+
+/// Trying again costs nothing.
+fn is_free(failure: Option<Failure>, answer: Option<&Exchange>) -> bool {
+    answer.is_some_and(|exchange| is_busy(exchange.head.status)) || failure.is_some_and(Failure::is_free)
 }
 
 /// Answers that another worker may better.

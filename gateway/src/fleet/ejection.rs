@@ -8,6 +8,9 @@
 //!
 //! Every ejection in a row lasts longer (up to [`MAX_FACTOR`] times), so that a worker which passes its probes and
 //! fails its requests costs little. Back-pressure (429, 503) and the client's own errors (4xx) never count.
+//!
+//! Failures need not come in a row: a worker that fails a share of its requests, over enough of them, goes too, and so does
+//! one whose first tokens take many times as long as those of the others (see [`Pace`]).
 
 use std::time::Duration;
 
@@ -44,16 +47,29 @@ pub(crate) struct Breaker {
     pub(crate) ejections: u64,
     eject_after: u32,
     eject_for: Duration,
+    /// Share of failures from which a worker is ejected; 0 = whatever the share.
+    eject_share: f64,
+    /// Failures and all exchanges, both halved when there are many, so that the past fades.
+    failed: f64,
+    seen: f64,
 }
 
+/// Exchanges before their share of failures says anything.
+const MIN_SEEN: f64 = 20.0;
+/// Exchanges that are remembered, about.
+const MAX_SEEN: f64 = 200.0;
+
 impl Breaker {
-    pub(crate) fn new(eject_after: u32, eject_for: Duration) -> Self {
+    pub(crate) fn new(eject_after: u32, eject_for: Duration, eject_share: f64) -> Self {
         Self {
             state: State::Closed { failures: 0 },
             in_a_row: 0,
             ejections: 0,
             eject_after: eject_after.max(1),
             eject_for,
+            eject_share,
+            failed: 0.0,
+            seen: 0.0,
         }
     }
 
@@ -79,10 +95,13 @@ impl Breaker {
 
     /// A live exchange failed at the worker's fault.
     pub(crate) fn fail(&mut self, now_ms: u64) -> Verdict {
+        self.count(1.0);
+        let share = self.failed / self.seen.max(1.0);
+        let often = self.eject_share > 0.0 && self.seen >= MIN_SEEN && share >= self.eject_share;
         match &mut self.state {
             State::Closed { failures } => {
                 *failures += 1;
-                if *failures < self.eject_after { Verdict::Same } else { self.open(now_ms) }
+                if *failures < self.eject_after && !often { Verdict::Same } else { self.open(now_ms) }
             }
             State::Trial => self.open(now_ms),
             // Requests sent before the ejection still fail; they say nothing new.
@@ -92,6 +111,7 @@ impl Breaker {
 
     /// A live exchange went well.
     pub(crate) fn succeed(&mut self) {
+        self.count(0.0);
         match self.state {
             State::Closed { .. } => self.state = State::Closed { failures: 0 },
             State::Trial => {
@@ -130,9 +150,35 @@ impl Breaker {
     pub(crate) fn reset(&mut self) {
         self.state = State::Closed { failures: 0 };
         self.in_a_row = 0;
+        (self.failed, self.seen) = (0.0, 0.0);
+    }
+
+    /// It is taken out for another reason than failures: it is far slower than the others.
+    pub(crate) fn eject(&mut self, now_ms: u64) -> Verdict {
+        match self.state {
+            State::Closed { .. } | State::Trial => self.open(now_ms),
+            State::Open { .. } | State::Probing => Verdict::Same,
+        }
+    }
+
+    /// It stays in service after all: too many are out already.
+    pub(crate) fn pardon(&mut self) {
+        self.state = State::Closed { failures: 0 };
+        self.in_a_row = self.in_a_row.saturating_sub(1);
+        self.ejections -= 1;
+    }
+
+    fn count(&mut self, failed: f64) {
+        self.failed += failed;
+        self.seen += 1.0;
+        if self.seen >= MAX_SEEN {
+            self.failed /= 2.0;
+            self.seen /= 2.0;
+        }
     }
 
     fn open(&mut self, now_ms: u64) -> Verdict {
+        (self.failed, self.seen) = (0.0, 0.0);
         self.in_a_row += 1;
         self.ejections += 1;
         let lasts = self.eject_for * self.in_a_row.min(MAX_FACTOR);
@@ -141,12 +187,54 @@ impl Breaker {
     }
 }
 
+/// How long a worker's first tokens lately took: a moving mean of ms, less what a long prompt explains (half at
+/// [`USUAL_TOKENS`]), so that workers with short and with long prompts can be compared.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    mean_ms: f64,
+    samples: u32,
+}
+
+/// Uncached tokens to which times are brought.
+const USUAL_TOKENS: f64 = 2_000.0;
+/// First tokens before a pace means anything.
+const MIN_SAMPLES: u32 = 20;
+/// Paces below this are never an outlier: who is ten times faster than needed is not ill.
+const MIN_SLOW_MS: f64 = 1_000.0;
+/// Workers that must have a pace beside the one that is judged.
+const MIN_OTHERS: usize = 2;
+
+impl Pace {
+    /// One first token came.
+    pub(crate) fn observe(&mut self, ttft_ms: f64, uncached_tokens: u32) {
+        let usual = ttft_ms * USUAL_TOKENS / (USUAL_TOKENS + f64::from(uncached_tokens));
+        self.samples = self.samples.saturating_add(1);
+        let weight = 1.0 / f64::from(self.samples.min(MIN_SAMPLES));
+        self.mean_ms += (usual - self.mean_ms) * weight;
+    }
+
+    /// The mean, once it means something.
+    pub(crate) fn mean_ms(&self) -> Option<f64> {
+        (self.samples >= MIN_SAMPLES).then_some(self.mean_ms)
+    }
+
+    /// Whether it is `factor` times the median of `others`.
+    pub(crate) fn is_outlier(&self, factor: f64, others: &mut [f64]) -> bool {
+        let Some(mean) = self.mean_ms().filter(|mean| factor > 0.0 && *mean >= MIN_SLOW_MS) else { return false };
+        if others.len() < MIN_OTHERS {
+            return false;
+        }
+        others.sort_by(f64::total_cmp);
+        mean > factor * others[others.len() / 2]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn breaker() -> Breaker {
-        Breaker::new(3, Duration::from_secs(10))
+        Breaker::new(3, Duration::from_secs(10), 0.5)
     }
 
     #[test]
@@ -183,6 +271,45 @@ mod tests {
         b.succeed();
         assert_eq!([b.fail(61_001), b.fail(61_002), b.fail(61_003)], [Verdict::Same, Verdict::Same, Verdict::Eject]);
         assert_eq!(b.due_ms(), Some(71_003), "a live success forgave the past");
+    }
+
+    #[test]
+    fn a_share_of_failures_ejects_though_none_come_in_a_row() {
+        let mut b = breaker();
+        let mut verdicts = Vec::new();
+        for _ in 0..20 {
+            b.succeed();
+            verdicts.push(b.fail(0));
+        }
+        assert_eq!(verdicts.iter().position(|verdict| *verdict == Verdict::Eject), Some(9), "after twenty exchanges");
+        let mut rarely = breaker();
+        for round in 0..1_000 {
+            if round % 3 == 0 {
+                assert_eq!(rarely.fail(0), Verdict::Same, "a third is not half");
+            } else {
+                rarely.succeed();
+            }
+        }
+    }
+
+    #[test]
+    fn a_pace_many_times_that_of_the_others_is_an_outlier() {
+        let pace = |ms: f64, tokens: u32| {
+            let mut pace = Pace::default();
+            (0..20).for_each(|_| pace.observe(ms, tokens));
+            pace
+        };
+        let mean = |pace: &Pace| pace.mean_ms().expect("enough samples");
+        assert!((mean(&pace(100.0, 2_000)) - 50.0).abs() < 1e-6 && (mean(&pace(100.0, 0)) - 100.0).abs() < 1e-6);
+        let others = [900.0, 1_000.0, 1_100.0];
+        assert!(pace(6_000.0, 0).is_outlier(5.0, &mut others.clone()));
+        assert!(!pace(4_000.0, 0).is_outlier(5.0, &mut others.clone()), "four times is not five");
+        assert!(!pace(6_000.0, 0).is_outlier(0.0, &mut others.clone()), "switched off");
+        assert!(!pace(6_000.0, 0).is_outlier(5.0, &mut [1.0]), "one other is no fleet");
+        assert!(!pace(900.0, 0).is_outlier(5.0, &mut [1.0, 1.0, 1.0]), "fast enough for anybody");
+        let mut young = Pace::default();
+        (0..19).for_each(|_| young.observe(60_000.0, 0));
+        assert!(!young.is_outlier(5.0, &mut others.clone()), "too few to say");
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub(crate) struct Handle {
     pub(super) endpoint: ArcSwapOption<Endpoint>,
     /// Rung when an ejected worker is due its one probe.
     pub(crate) probe: Arc<Notify>,
+    /// Until when it has asked for a pause, ms.
+    pub(super) held_until_ms: AtomicU64,
+    /// When it has warmed up, ms.
+    pub(super) warm_at_ms: AtomicU64,
     /// When live traffic last went well, ms; 0 = never.
     pub(super) last_success_ms: AtomicU64,
     /// When its last KV event came, ms; 0 = never. Written by its feed.
@@ -54,6 +58,8 @@ impl Handle {
             counters: before.map_or_else(Arc::default, |before| before.counters.clone()),
             endpoint: ArcSwapOption::empty(),
             probe,
+            held_until_ms: AtomicU64::new(0),
+            warm_at_ms: AtomicU64::new(0),
             last_success_ms: AtomicU64::new(0),
             heard_ms: AtomicU64::new(0),
             owed_since_ms: AtomicU64::new(0),

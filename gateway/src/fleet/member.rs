@@ -1,7 +1,7 @@
 //! One worker as the owner knows it: what it said of itself and whether it takes traffic.
 
 use super::Handle;
-use super::ejection::{Breaker, Verdict};
+use super::ejection::{Breaker, Pace, Verdict};
 use crate::config::resolved::Health;
 use forebay_routing::event::ServedName;
 use forebay_routing::view::{WorkerState, WorkerView};
@@ -65,6 +65,7 @@ pub(super) struct Member {
     /// Block size that its events carry; truer than the configuration gauge, which context parallelism multiplies.
     pub(super) event_block_size: Option<u32>,
     pub(super) breaker: Breaker,
+    pub(super) pace: Pace,
     pub(super) leaving: bool,
     life: Life,
     failed_checks: u32,
@@ -78,7 +79,8 @@ impl Member {
             handle,
             facts: Facts::default(),
             event_block_size: None,
-            breaker: Breaker::new(health.eject_after, health.eject_for),
+            breaker: Breaker::new(health.eject_after, health.eject_for, health.eject_share),
+            pace: Pace::default(),
             leaving: false,
             life: Life::Starting,
             failed_checks: 0,
@@ -126,6 +128,7 @@ impl Member {
     pub(super) fn restart(&mut self) {
         self.event_block_size = None;
         self.breaker.reset();
+        self.pace = Pace::default();
     }
 
     /// `None` for a worker that no view shows any more.

@@ -33,6 +33,7 @@ pub(super) struct Metrics {
     failures: IntCounterVec,
     back_pressure: IntCounterVec,
     ejections: IntCounterVec,
+    pardons: IntCounterVec,
     failed_checks: IntCounterVec,
     restarts: IntCounterVec,
     running: IntGaugeVec,
@@ -72,6 +73,11 @@ impl Metrics {
                 &["worker"],
             )?,
             ejections: counter("forebay_worker_ejections_total", "Passive ejections", &["worker"])?,
+            pardons: counter(
+                "forebay_worker_pardons_total",
+                "Ejections that did not happen, because too many of the model's workers were out",
+                &["worker"],
+            )?,
             failed_checks: counter("forebay_worker_failed_checks_total", "Health checks that failed", &["worker"])?,
             restarts: counter("forebay_worker_restarts_total", "Engine restarts that were proven", &["worker"])?,
             running: gauge(
@@ -113,6 +119,10 @@ impl Metrics {
         self.ejections.with_label_values(&[worker]).inc();
     }
 
+    pub(super) fn pardoned(&self, worker: &str) {
+        self.pardons.with_label_values(&[worker]).inc();
+    }
+
     pub(super) fn failed_check(&self, worker: &str) {
         self.failed_checks.with_label_values(&[worker]).inc();
     }
@@ -145,7 +155,7 @@ impl Metrics {
         for kind in FAILURES {
             let _ = self.failures.remove_label_values(&[worker, kind]);
         }
-        for counter in [&self.back_pressure, &self.ejections, &self.failed_checks, &self.restarts] {
+        for counter in [&self.back_pressure, &self.ejections, &self.pardons, &self.failed_checks, &self.restarts] {
             let _ = counter.remove_label_values(&[worker]);
         }
     }

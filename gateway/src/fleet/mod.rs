@@ -19,6 +19,7 @@ mod ejection;
 mod handle;
 mod member;
 mod metrics;
+mod news;
 mod owner;
 mod reservation;
 #[cfg(test)]
@@ -118,6 +119,15 @@ pub enum Feedback {
     BackPressure,
 }
 
+/// Whether a worker would rather not have one more request now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It takes what comes.
+    Willing,
+    /// It has asked for a pause, or has just come back and warms up.
+    Reluctant,
+}
+
 /// The fleet takes no further worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
@@ -139,6 +149,7 @@ struct Shared {
     tokenizer_digests: HashMap<String, Vec<u8>>,
     events: mpsc::Sender<Event>,
     clock: Clock,
+    slow_start_ms: u64,
     metrics: metrics::Metrics,
 }
 
@@ -207,6 +218,7 @@ impl Fleet {
             tokenizer_digests: options.tokenizer_digests,
             events,
             clock: options.clock,
+            slow_start_ms: u64::try_from(options.health.slow_start.as_millis()).unwrap_or(u64::MAX / 2),
             metrics: metrics::Metrics::register(registry)?,
         });
         registry.register(Box::new(metrics::InFlight::new(Arc::downgrade(&shared))?))?;
@@ -275,6 +287,56 @@ impl Fleet {
         Reservation::take(counters, prompt_tokens, uncached_tokens, n)
     }
 
+    /// As [`Self::reserve`], unless `limit` requests are there already.
+    pub fn reserve_within(
+        &self,
+        limit: Option<u32>,
+        worker: WorkerId,
+        prompt_tokens: u32,
+        uncached_tokens: u32,
+        n: u32,
+    ) -> Option<Reservation> {
+        let counters = find(&self.shared.handles.load(), worker).map(|handle| handle.counters.clone());
+        Reservation::take_within(limit, counters, prompt_tokens, uncached_tokens, n)
+    }
+
+    /// Whether `worker` would rather not have one more request now.
+    pub fn readiness(&self, worker: WorkerId) -> Readiness {
+        let handles = self.shared.handles.load();
+        let Some(handle) = find(&handles, worker) else { return Readiness::Willing };
+        let now_ms = self.shared.clock.now_ms();
+        if handle.held_until_ms.load(Ordering::Relaxed) > now_ms {
+            return Readiness::Reluctant;
+        }
+        let warm_at_ms = handle.warm_at_ms.load(Ordering::Relaxed);
+        if warm_at_ms <= now_ms {
+            return Readiness::Willing;
+        }
+        // Its share of what the others have grows with the time that it is back.
+        let left = (warm_at_ms - now_ms) as f64 / (self.shared.slow_start_ms.max(1)) as f64;
+        let others = handles.iter().flatten().filter(|other| other.slot != handle.slot && other.model == handle.model);
+        let warm = others.filter(|other| other.warm_at_ms.load(Ordering::Relaxed) <= now_ms);
+        let (count, sum) =
+            warm.fold((0_u32, 0_u32), |(count, sum), other| (count + 1, sum + other.counters.load().requests));
+        if count == 0 {
+            return Readiness::Willing; // All came at once: nobody is there to compare with.
+        }
+        let fair = f64::from(sum) / f64::from(count) * (1.0 - left);
+        if f64::from(handle.counters.load().requests) < fair.max(1.0) {
+            Readiness::Willing
+        } else {
+            Readiness::Reluctant
+        }
+    }
+
+    /// Keeps requests away from `worker` for `wait`, as far as others can take them: it has just said that it is busy.
+    pub fn hold(&self, worker: WorkerId, wait: Duration) {
+        if let Some(handle) = find(&self.shared.handles.load(), worker) {
+            let until_ms = self.shared.clock.now_ms() + u64::try_from(wait.as_millis()).unwrap_or(u64::MAX / 2);
+            handle.held_until_ms.fetch_max(until_ms, Ordering::Relaxed);
+        }
+    }
+
     /// Reports an exchange; never blocks (bounded channel, drops are counted).
     pub fn feedback(&self, worker: WorkerId, feedback: Feedback) {
         if let Feedback::Served { prompt_tokens, cached_tokens, predicted_tokens, sent_ms, .. } = feedback
@@ -304,76 +366,6 @@ impl Fleet {
         let (reply, answer) = oneshot::channel();
         self.tell(Event::Describe { reply }).await;
         answer.await.unwrap_or_default()
-    }
-
-    /// Adds one worker, state `Starting`, or takes up the one of the same key, be it on its way out. `probe` is rung when
-    /// it is ejected and due its one check.
-    pub(crate) async fn join(
-        &self,
-        key: WorkerKey,
-        block_size: Option<u32>,
-        probe: Arc<Notify>,
-    ) -> Result<Arc<Handle>, JoinError> {
-        let (reply, answer) = oneshot::channel();
-        self.tell(Event::Join { key, block_size, probe, reply }).await;
-        answer.await.unwrap_or(Err(JoinError::Closed))
-    }
-
-    /// Where the worker is; a changed address means another process, hence a new generation.
-    pub(crate) async fn locate(&self, handle: &Handle, endpoint: Endpoint) {
-        let moved = handle.endpoint.load().as_ref().is_some_and(|before| before.address != endpoint.address);
-        if moved {
-            self.restart(handle.id()).await;
-        }
-        handle.endpoint.store(Some(Arc::new(endpoint)));
-    }
-
-    /// The engine behind `worker` is proven to have restarted: its entries vanish and its generation moves on, unless
-    /// somebody proved the same before.
-    pub(crate) async fn restart(&self, worker: WorkerId) {
-        self.shared.index.forget(worker);
-        let (reply, done) = oneshot::channel();
-        self.tell(Event::Restart { worker, reply }).await;
-        // An owner that is gone answers nothing; then nothing routes by generations either.
-        let _ = done.await;
-    }
-
-    /// What was asked of the engine.
-    pub(crate) async fn learn(&self, handle: &Handle, facts: Facts) {
-        self.tell(Event::Learned { worker: handle.id(), facts: Box::new(facts) }).await;
-    }
-
-    /// Its aliases and adapters, where they changed.
-    pub(crate) async fn learn_names(&self, handle: &Handle, names: Vec<ServedName>) {
-        self.tell(Event::Names { worker: handle.id(), names }).await;
-    }
-
-    /// The outcome of a health check that began at `started_ms`.
-    pub(crate) async fn checked(&self, handle: &Handle, outcome: Result<(), String>, started_ms: u64) {
-        self.tell(Event::Checked { worker: handle.id(), outcome, started_ms }).await;
-    }
-
-    /// Takes a worker out: nothing new goes there, what runs there finishes, then the slot is free.
-    pub(crate) async fn leave(&self, handle: &Handle) {
-        self.tell(Event::Leave { worker: handle.id() }).await;
-    }
-
-    /// How the worker's cache is known from now on. From the feed thread: waits for room.
-    pub(crate) fn report_cache(&self, worker: WorkerId, knowledge: CacheKnowledge) {
-        self.tell_blocking(Event::Cache { worker, knowledge });
-    }
-
-    /// The block size that the worker's events carry. From the feed thread: waits for room.
-    pub(crate) fn report_block_size(&self, worker: WorkerId, block_size: u32) {
-        self.tell_blocking(Event::BlockSize { worker, block_size });
-    }
-
-    /// [`Fleet::restart`] from the feed thread: waits for the owner, which never waits for a feed.
-    pub(crate) fn restart_blocking(&self, worker: WorkerId) {
-        self.shared.index.forget(worker);
-        let (reply, done) = oneshot::channel();
-        self.tell_blocking(Event::Restart { worker, reply });
-        let _ = done.blocking_recv();
     }
 
     fn report(&self, event: Event) {

@@ -1,12 +1,13 @@
 //! The owner task: the only writer of membership and of the published view.
 
+mod verdict;
+
 use super::ejection::Verdict;
 use super::member::{Member, WorkerStatus};
-use super::{Event, Facts, Feedback, Handle, JoinError, Shared};
+use super::{Event, Facts, Handle, JoinError, Shared};
 use crate::config::resolved::Health;
 use forebay_routing::WorkerId;
 use forebay_routing::event::{Effect, EventRefusal, FleetEvent, FleetState, ServedName, WorkerKey};
-use forebay_routing::rates::Observation;
 use forebay_routing::view::{CacheKnowledge, EngineLoad, WorkerState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -263,43 +264,6 @@ impl Owner {
         Need::Now
     }
 
-    fn feed_back(&mut self, worker: WorkerId, feedback: Feedback) -> Need {
-        let now_ms = self.shared.clock.now_ms();
-        let shared = self.shared.clone();
-        let Some(member) = self.member(worker) else { return Need::Nothing };
-        let label = member.handle.label.clone();
-        let kind = match feedback {
-            Feedback::Served { prompt_tokens, cached_tokens, ttft_ms, itl_ms, load, .. } => {
-                member.breaker.succeed();
-                let cached = cached_tokens.unwrap_or(0).min(prompt_tokens);
-                let observation = Observation {
-                    cached_tokens: cached,
-                    uncached_tokens: prompt_tokens - cached,
-                    // Without the engine's count the split is a guess, and nothing is learned from a guess.
-                    ttft_ms: cached_tokens.map(|_| ttft_ms),
-                    itl_ms,
-                    load,
-                };
-                return self.reduce(FleetEvent::Observed { worker, observation }, Need::Soon);
-            }
-            Feedback::BackPressure | Feedback::Status(429 | 503) => {
-                shared.metrics.back_pressure(&label);
-                return Need::Nothing;
-            }
-            Feedback::Status(status) if status < 500 => return Need::Nothing,
-            Feedback::Status(_) => "status",
-            Feedback::ConnectFailed => "connect",
-            Feedback::Broken => "broken",
-        };
-        shared.metrics.failure(&label, kind);
-        // A failure under an earlier identity is the predecessor's.
-        if member.handle.id() == worker && member.breaker.fail(now_ms) == Verdict::Eject {
-            shared.metrics.ejected(&label);
-            tracing::warn!(worker = %label, kind, "ejected: live requests fail in a row");
-        }
-        self.show_state(worker)
-    }
-
     fn leave(&mut self, worker: WorkerId) -> Need {
         let Some(member) = self.member(worker) else { return Need::Nothing };
         member.leaving = true;
@@ -369,8 +333,19 @@ impl Owner {
         self.shared.metrics.state(&label, state);
         if need == Need::Now {
             tracing::info!(worker = %label, ?state, "worker changed state");
+            if state == WorkerState::Ready {
+                self.warm_up(worker);
+            }
         }
         need
+    }
+
+    /// It has just come or come back: its share grows over `health.slow_start`.
+    fn warm_up(&mut self, worker: WorkerId) {
+        let warm_at_ms = self.shared.clock.now_ms() + self.shared.slow_start_ms;
+        if let Some(member) = self.member(worker) {
+            member.handle.warm_at_ms.store(warm_at_ms, Ordering::Relaxed);
+        }
     }
 
     fn publish(&mut self) {

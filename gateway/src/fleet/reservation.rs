@@ -53,6 +53,26 @@ struct Prefill {
 }
 
 impl Reservation {
+    /// As [`Self::take`], unless the worker has `limit` requests. One that has none takes any.
+    pub(crate) fn take_within(
+        limit: Option<u32>,
+        counters: Option<Arc<Counters>>,
+        prompt_tokens: u32,
+        uncached_tokens: u32,
+        n: u32,
+    ) -> Option<Self> {
+        let (Some(limit), Some(held)) = (limit, &counters) else {
+            return Some(Self::take(counters, prompt_tokens, uncached_tokens, n));
+        };
+        let (limit, asked) = (u64::from(limit), u64::from(n.max(1)));
+        let fits = |now: u64| (now == 0 || now + asked <= limit).then_some(now + asked);
+        // Counted before the rest is, so that two that come at once cannot both be the last.
+        held.requests.fetch_update(Relaxed, Relaxed, fits).ok()?;
+        let taken = Self::take(counters.clone(), prompt_tokens, uncached_tokens, n);
+        held.requests.fetch_sub(asked, Relaxed);
+        Some(taken)
+    }
+
     pub(crate) fn take(counters: Option<Arc<Counters>>, prompt_tokens: u32, uncached_tokens: u32, n: u32) -> Self {
         let prefill = Prefill {
             prompt_tokens: u64::from(prompt_tokens),
@@ -184,6 +204,29 @@ mod tests {
             }
         });
         assert_eq!(load(&counters), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_limit_holds_however_many_come_at_once() {
+        let counters = Arc::new(Counters::default());
+        let taken = parking_lot::Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        taken.lock().extend(Reservation::take_within(Some(5), Some(counters.clone()), 1, 1, 1));
+                    }
+                });
+            }
+        });
+        assert_eq!(taken.lock().len(), 5);
+        assert_eq!(counters.load().requests, 5);
+        taken.lock().clear();
+        let wide = Reservation::take_within(Some(5), Some(counters.clone()), 1, 1, 9);
+        assert!(wide.is_some(), "a request wider than the limit runs alone");
+        assert!(Reservation::take_within(Some(5), Some(counters.clone()), 1, 1, 1).is_none());
+        drop(wide);
+        assert!(counters.is_idle());
     }
 
     #[test]

@@ -14,15 +14,24 @@ struct Rig {
 }
 
 fn rig() -> Rig {
+    rig_with(|_| {})
+}
+
+fn rig_with(change: impl FnOnce(&mut Health)) -> Rig {
     let (registry, tasks, clock) = (Registry::new(), TaskGroup::new(), Clock::start());
-    let health = Health {
+    let mut health = Health {
         interval: Duration::from_secs(5),
         timeout: Duration::from_secs(5),
         failures: 3,
         eject_after: 3,
         eject_for: Duration::from_secs(10),
+        eject_share: 0.0,
+        eject_ttft_factor: 0.0,
+        max_ejected: 1.0,
+        slow_start: Duration::ZERO,
         metrics_interval: Duration::from_secs(1),
     };
+    change(&mut health);
     let options = Options {
         health,
         key: HashKey::derive(&[7; 32]),
@@ -285,4 +294,32 @@ async fn one_function_makes_every_domain() {
     for (at, one) in all.iter().enumerate() {
         assert!(all[..at].iter().all(|other| other != one));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_comes_back_takes_less_than_its_share_at_first() {
+    let rig = rig_with(|health| health.slow_start = Duration::from_secs(10));
+    let old = rig.ready("http://a:1").await;
+    sleep(Duration::from_secs(11)).await;
+    let new = rig.ready("http://b:1").await;
+    let there: Vec<_> = (0..10).map(|_| rig.fleet.reserve(old.id(), 1, 1, 1)).collect();
+    let taken = || {
+        let mut taken = Vec::new();
+        while rig.fleet.readiness(new.id()) == Readiness::Willing && taken.len() < 20 {
+            taken.push(rig.fleet.reserve(new.id(), 1, 1, 1));
+        }
+        taken.len()
+    };
+    assert_eq!(taken(), 1, "one at once");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(taken(), 5, "half of what the other has");
+    assert_eq!(rig.fleet.readiness(old.id()), Readiness::Willing, "who is warm is not held back");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(taken(), 20, "warm");
+    drop(there);
+
+    rig.fleet.hold(old.id(), Duration::from_secs(3));
+    assert_eq!(rig.fleet.readiness(old.id()), Readiness::Reluctant);
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(rig.fleet.readiness(old.id()), Readiness::Willing);
 }

@@ -114,6 +114,12 @@ impl ResponseHead {
         text(field.value(&self.raw)).parse().ok()
     }
 
+    /// `retry-after` in seconds, where it is given so.
+    pub fn retry_after(&self) -> Option<u64> {
+        let (_, value) = self.fields().find(|(name, _)| name.eq_ignore_ascii_case(b"retry-after"))?;
+        text(value).parse().ok()
+    }
+
     /// Appends the head that a client gets: status line and fields as the engine sent them, less what belongs to the
     /// connection between engine and gateway.
     pub fn write_client(&self, to: &Downstream<'_>, out: &mut Vec<u8>) {

@@ -2,6 +2,7 @@
 
 use super::{Gateway, Session, ms};
 use crate::accept::unknown_model;
+use crate::dispatch::Chooser;
 use crate::error::Fault;
 use crate::observe::Record;
 use crate::parse::Parsed;
@@ -172,12 +173,15 @@ impl Considered {
         decision
     }
 
-    /// The next worker to try, placed in the index: prompts that follow see the blocks which this one will leave there.
-    pub(super) fn choose(&mut self, gateway: &Gateway, tried: &[WorkerId]) -> Result<Decision, Refusal> {
+    /// Chooses worker after worker for dispatch.
+    pub(super) fn chooser<'a>(&'a mut self, gateway: &'a Gateway) -> Scored<'a> {
+        Scored { considered: self, gateway }
+    }
+
+    fn choose(&mut self, gateway: &Gateway, avoided: &[WorkerId]) -> Result<Decision, Refusal> {
         let view = gateway.fleet.view();
-        let decision = if tried.is_empty() { self.decision.clone() } else { self.decide(gateway, &view, tried) }?;
+        let decision = if avoided.is_empty() { self.decision.clone() } else { self.decide(gateway, &view, avoided) }?;
         self.decision = Ok(decision.clone());
-        self.place(gateway, &view, &decision);
         Ok(decision)
     }
 
@@ -204,8 +208,35 @@ impl Considered {
     }
 }
 
+/// By cost, or whatever the model's policy is.
+pub(super) struct Scored<'a> {
+    considered: &'a mut Considered,
+    gateway: &'a Gateway,
+}
+
+impl Chooser for Scored<'_> {
+    fn choose(&mut self, avoided: &[WorkerId]) -> Result<Decision, Refusal> {
+        self.considered.choose(self.gateway, avoided)
+    }
+
+    /// Prompts that follow see the blocks which this one will leave there.
+    fn place(&mut self, decision: &Decision) {
+        self.considered.place(self.gateway, &self.gateway.fleet.view(), decision);
+    }
+}
+
 /// For what cannot be scored: any ready worker, the one with the least in flight.
-pub(super) fn least_in_flight(gateway: &Gateway, tried: &[WorkerId]) -> Result<Decision, Refusal> {
+pub(super) struct LeastInFlight<'a>(pub(super) &'a Gateway);
+
+impl Chooser for LeastInFlight<'_> {
+    fn choose(&mut self, avoided: &[WorkerId]) -> Result<Decision, Refusal> {
+        least_in_flight(self.0, avoided)
+    }
+
+    fn place(&mut self, _decision: &Decision) {}
+}
+
+fn least_in_flight(gateway: &Gateway, tried: &[WorkerId]) -> Result<Decision, Refusal> {
     let view: Arc<FleetView> = gateway.fleet.view();
     let mut local = Vec::new();
     gateway.fleet.local_loads(&view, &mut local);

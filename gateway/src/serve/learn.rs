@@ -1,6 +1,6 @@
 //! observe: what a finished exchange teaches.
 
-use super::{Considered, Gateway, ms, note};
+use super::{Considered, Gateway, count_limit, ms, note};
 use crate::accept::Request;
 use crate::dispatch::Exchange;
 use crate::fleet::Feedback;
@@ -87,6 +87,7 @@ pub(super) fn finish(
     record.itl_ms = progress.itl_ms();
     if let Some(fault) = &end.fault {
         let outcome = record.outcome;
+        count_limit(gateway, fault);
         note(record, fault);
         record.status = exchange.head.status;
         record.outcome = outcome;

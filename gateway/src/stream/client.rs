@@ -17,6 +17,8 @@ const PROBE: usize = 64;
 /// Bytes of following requests that a client may send while one is being served; then it is no longer read from (and
 /// its leaving is seen only when writing).
 const MAX_PIPELINED: usize = 64 * 1024;
+/// Bytes a second that a client must take of what waits for it. Text that a person reads comes at some 50.
+const MIN_RATE: u64 = 4 * 1024;
 /// With these bytes every HTTP/2 connection begins.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// A connection that ends with unread input is drained so much and so long, so that the answer outruns the reset.
@@ -138,15 +140,16 @@ impl Client {
         Poll::Ready(())
     }
 
-    /// Writes `head` and then `body`, together where the socket takes both. A client that takes nothing for
-    /// `write_timeout` is late.
+    /// Writes `head` and then `body`, together where the socket takes both. All of it must be taken within `write_timeout` and
+    /// the time that it needs at [`MIN_RATE`]: a deadline that began anew with each byte would let a client that takes one
+    /// byte at a time hold its stream for ever.
     pub async fn write(&mut self, mut head: &[u8], mut body: &[u8]) -> Result<(), Interrupt> {
         let mut waiting = false;
+        let patience = self.write_timeout + Duration::from_millis((head.len() + body.len()) as u64 * 1_000 / MIN_RATE);
         std::future::poll_fn(|cx| {
             while !head.is_empty() || !body.is_empty() {
                 match poll_write_two(&mut self.io, head, body, cx) {
                     Poll::Ready(Ok(n)) if n > 0 => {
-                        waiting = false;
                         let of_head = n.min(head.len());
                         head.advance(of_head);
                         body.advance(n - of_head);
@@ -158,7 +161,7 @@ impl Client {
                     Poll::Pending => {
                         // The clock is read only when the client is slow.
                         if !std::mem::replace(&mut waiting, true) {
-                            self.deadline.set(Instant::now() + self.write_timeout);
+                            self.deadline.set(Instant::now() + patience);
                         }
                         return self.poll_clock(cx).map(Err);
                     }
@@ -174,7 +177,7 @@ impl Client {
                     }
                     Poll::Pending => {
                         if !std::mem::replace(&mut waiting, true) {
-                            self.deadline.set(Instant::now() + self.write_timeout);
+                            self.deadline.set(Instant::now() + patience);
                         }
                         return self.poll_clock(cx).map(Err);
                     }

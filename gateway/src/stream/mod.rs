@@ -35,6 +35,7 @@ pub use grammar::Grammar;
 pub use hold::hold;
 pub use http2::{Endings, Pipe};
 pub use relay::{End, relay};
+pub(crate) use socket::KEEPALIVE;
 pub use socket::{Peer, Rewound, Socket};
 pub use usage::Usage;
 

@@ -1,13 +1,23 @@
 //! The byte streams under HTTP/1.1: a TCP connection, TLS over one, or one stream of an HTTP/2 connection.
 
 use super::http2::Pipe;
-use pingora_core::protocols::Stream;
+use pingora_core::protocols::{Stream, TcpKeepalive};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
+
+/// Asked of the system on both sides, because a peer that vanished without a word looks like one that thinks: after a minute of
+/// silence it is asked, and four questions without an answer end the connection.
+pub(crate) const KEEPALIVE: TcpKeepalive = TcpKeepalive {
+    idle: Duration::from_secs(60),
+    interval: Duration::from_secs(10),
+    count: 4,
+    user_timeout: Duration::ZERO,
+};
 
 /// What requests are read from and answers written to.
 pub enum Socket {

@@ -1,5 +1,8 @@
-use super::{Events, Grammar, Usage};
+use super::{Client, Events, Grammar, Interrupt, Socket, Stages, Usage};
 use proptest::prelude::*;
+use std::time::Duration;
+use tokio::io::AsyncReadExt as _;
+use tokio::time::Instant;
 
 const ROLE: &str =
     r#"data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"usage":null}"#;
@@ -225,4 +228,35 @@ proptest! {
         events.end(&mut out);
         prop_assert_eq!(out, pieces.concat());
     }
+}
+
+/// Writes 64 KiB to a client that takes `bytes` each second; how it ended, and when.
+async fn write_to_a_client_that_takes(bytes: usize) -> (Result<(), Interrupt>, Duration) {
+    let (ours, mut theirs) = tokio::io::duplex(1024);
+    let patience = Duration::from_secs(30);
+    let mut client = Client::new(Socket::Plain(Box::new(ours)), Stages::default().watch(), patience, patience);
+    let taking = async {
+        let mut buf = vec![0; bytes];
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            theirs.read_exact(&mut buf).await.expect("open");
+        }
+    };
+    let started = Instant::now();
+    let data = vec![0; 64 * 1024];
+    tokio::select! {
+        written = client.write(&data, b"") => (written, started.elapsed()),
+        () = taking => unreachable!("it takes for ever"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_trickles_is_late_and_a_slow_one_is_not() {
+    let (ended, after) = write_to_a_client_that_takes(100).await;
+    assert_eq!(ended, Err(Interrupt::Late));
+    // 30 s, and 64 KiB at 4 KiB/s.
+    assert!((Duration::from_secs(45)..Duration::from_secs(48)).contains(&after), "{after:?}");
+    let (ended, after) = write_to_a_client_that_takes(2_000).await;
+    assert_eq!(ended, Ok(()), "{after:?}");
+    assert!(after > Duration::from_secs(30), "it was slow: {after:?}");
 }

@@ -126,6 +126,15 @@ async fn a_client_that_asks_first_is_invited() {
 
 /// Nagle off, asked of the kernel: for the socket of this process whose peer is `peer`.
 fn nodelay_towards(peer: SocketAddr) -> Vec<bool> {
+    sockets_towards(peer).iter().map(|socket| socket.nodelay().unwrap()).collect()
+}
+
+/// Whether the kernel asks a silent `peer` for a sign of life.
+pub fn keepalive_towards(peer: SocketAddr) -> Vec<bool> {
+    sockets_towards(peer).iter().map(|socket| rustix::net::sockopt::socket_keepalive(socket).unwrap()).collect()
+}
+
+fn sockets_towards(peer: SocketAddr) -> Vec<std::net::TcpStream> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let Ok(fd) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
@@ -139,7 +148,7 @@ fn nodelay_towards(peer: SocketAddr) -> Vec<bool> {
         let Ok(duplicate) = borrowed.try_clone_to_owned() else { continue };
         let socket = std::net::TcpStream::from(duplicate);
         if socket.peer_addr().is_ok_and(|address| address == peer) {
-            found.push(socket.nodelay().unwrap());
+            found.push(socket);
         }
     }
     found

@@ -47,6 +47,7 @@ pub fn config() -> Config {
             keepalive_timeout: long,
             write_timeout: long,
             drain_timeout: long,
+            drain_delay: Duration::ZERO,
             handshake_timeout: long,
             http2: true,
             max_streams: 100,
@@ -69,6 +70,9 @@ pub fn config() -> Config {
             idle_timeout: long,
             total_timeout: long,
             pool_size: 64,
+            max_concurrency: None,
+            max_queue: 16,
+            queue_timeout: long,
             ca_file: None,
             certificate_file: None,
             certificate_key_file: None,
@@ -79,6 +83,10 @@ pub fn config() -> Config {
             failures: 1_000_000,
             eject_after: 1_000_000,
             eject_for: long,
+            eject_share: 0.0,
+            eject_ttft_factor: 0.0,
+            max_ejected: 1.0,
+            slow_start: Duration::ZERO,
             metrics_interval: long,
         },
         tokenize: Tokenize { threads: Some(1), max_queue: 16, deadline: long, memo_bytes: 1 << 20, parity_sample: 0.0 },
@@ -129,7 +137,7 @@ impl Rig {
         let tokenizers = Tokenizers::new(&config.tokenize, &config.models, &registry).unwrap();
         let observer = Observer::new(None).unwrap();
         let gateway = Gateway::new(Arc::new(config), fleet, Arc::new(tokenizers), observer, doors, clock);
-        let ingress = Ingress::start(gateway.clone(), &tasks).unwrap();
+        let ingress = Ingress::start(gateway.clone(), None, &tasks).unwrap();
         let rig = Self { address: ingress.address(), gateway, ingress, discovery, tasks };
         for engine in engines {
             rig.add(&engine.url());

@@ -218,6 +218,10 @@ fn fleet(clock: Clock, registry: &prometheus::Registry, tasks: &TaskGroup) -> Fl
         failures: 3,
         eject_after: 3,
         eject_for: Duration::from_secs(10),
+        eject_share: 0.0,
+        eject_ttft_factor: 0.0,
+        max_ejected: 1.0,
+        slow_start: Duration::ZERO,
         metrics_interval: Duration::from_secs(60),
     };
     let key = block::HashKey::derive(&[3; 32]);
