@@ -8,7 +8,10 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 peers=${PEERS_DIR:-$here/.peers}
 run=$peers/run
+tokenizer=${TOKENIZER:-qwen3}
 model_dir=$peers/model
+# Dynamo reads more than a tokenizer of its model's folder, so another one is for forebay alone.
+[ "$tokenizer" = qwen3 ] || model_dir=$root/.cache/tokenizers/$tokenizer
 model=bench-model
 router_core=${ROUTER_CORE:-0}
 load_core=${LOAD_CORE:-1}
@@ -38,6 +41,27 @@ port_of() {
   esac
 }
 admin_port_of() { echo $(($(port_of "$1") + 1000)); }
+
+# A router's process for a way (http1, tls, h2, h2c), and the port of that way. Forebay's listener either speaks TLS or not, so
+# TLS is another process of it; in the clear both HTTP versions share a port. nginx and haproxy listen once for each.
+process_of() { case $1.$2 in forebay_*.tls | forebay_*.h2) echo "$1_tls" ;; *) echo "$1" ;; esac; }
+way_port_of() {
+  local port
+  port=$(port_of "$1")
+  case $1.$2 in
+    *.http1 | forebay_*.h2c) echo "$port" ;;
+    *.tls | *.h2) echo $((port + 100)) ;;
+    *.h2c) echo $((port + 200)) ;;
+  esac
+}
+speaks() { case $1.$2 in *.http1 | nginx.* | haproxy.* | forebay_*) true ;; *) false ;; esac; }
+
+# One certificate for every router that speaks TLS; its client trusts it alone.
+make_certificate() {
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=bench -addext subjectAltName=IP:127.0.0.1 \
+    -addext basicConstraints=critical,CA:FALSE -keyout "$run/bench.key" -out "$run/bench.pem" 2>"$run/openssl.log" &&
+    cat "$run/bench.pem" "$run/bench.key" >"$run/bench.both"
+}
 
 # launch NAME CORE COMMAND...
 launch() {
@@ -76,17 +100,20 @@ pids() {
   echo "$pid $(cat /proc/"$pid"/task/*/children 2>/dev/null | tr '\n' ' ')" | xargs | tr ' ' '+'
 }
 
+# chat PORT [WAY]
 chat() {
-  curl -s -m 5 -H 'content-type: application/json' "http://127.0.0.1:$1/v1/chat/completions" \
+  local to=("http://127.0.0.1:$1/v1/chat/completions")
+  [ "${2:-http1}" != tls ] || to=(--cacert "$run/bench.pem" "https://127.0.0.1:$1/v1/chat/completions")
+  curl -s -m 5 -H 'content-type: application/json' "${to[@]}" \
     -d '{"model":"'$model'","messages":[{"role":"user","content":"hello"}],"max_tokens":2}'
 }
 
-# await NAME PORT: until a chat is answered through it; says what is wrong otherwise.
+# await NAME PORT [WAY]: until a chat is answered through it; says what is wrong otherwise.
 await() {
   local answer="" tries
   for tries in $(seq 300); do
     alive "$1" || { echo "exited at start: $(grep -v '^ *$' "$run/$1.log" | tail -1)"; return 1; }
-    answer=$(chat "$2") || true
+    answer=$(chat "$2" "${3:-http1}") || true
     grep -q '"choices"' <<<"$answer" && return 0
     sleep 0.2
   done
@@ -100,7 +127,10 @@ na() { printf '%s\t%s\t%s\n' "$1" "$2" "$(tr '\t\n' '  ' <<<"$3" | cut -c1-240)"
 # A port that somebody else holds would answer in our router's name.
 require_free_ports() {
   local port peer ports=("${engine_ports[@]}" "${event_engine_ports[@]}")
-  for peer in "$@"; do [ "$peer" = direct ] || ports+=("$(port_of "$peer")" "$(admin_port_of "$peer")"); done
+  for peer in "$@"; do
+    [ "$peer" = direct ] || ports+=("$(port_of "$peer")" "$(admin_port_of "$peer")")
+    case $peer in nginx | haproxy | forebay_*) ports+=($(($(port_of "$peer") + 100)) $(($(port_of "$peer") + 200))) ;; esac
+  done
   for port in "${ports[@]}"; do
     if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
       echo "port $port is taken: stop what listens there (ss -ltnp)" >&2
@@ -131,8 +161,11 @@ pace_engines() {
   return 0
 }
 
-start_nginx() { launch nginx "$router_core" nginx -p "$run/" -c "$here/nginx.conf" -g 'daemon off;'; }
-start_haproxy() { launch haproxy "$router_core" haproxy -f "$here/haproxy.cfg" -db; }
+start_nginx() {
+  sed "s|RUN|$run|" "$here/nginx.conf" >"$run/nginx.conf"
+  launch nginx "$router_core" nginx -p "$run/" -c "$run/nginx.conf" -g 'daemon off;'
+}
+start_haproxy() { launch haproxy "$router_core" env BENCH_RUN="$run" haproxy -f "$here/haproxy.cfg" -db; }
 
 # start_sglang NAME POLICY, start_vllm NAME POLICY
 start_sglang() {
@@ -174,14 +207,17 @@ start_dynamo() {
     --kv-cache-block-size 64 "$@"
 }
 
-# start_forebay NAME POLICY PORT...
+# start_forebay NAME POLICY PORT...: NAME_tls speaks TLS, on the port that belongs to it.
 start_forebay() {
-  local name=$1 policy=$2 port
+  local name=$1 policy=$2 port offset=0
   shift 2
+  [[ $name == *_tls ]] && offset=100
+  port=$(($(port_of "${name%_tls}") + offset))
   {
-    printf '[listen]\naddress = "127.0.0.1:%s"\n' "$(port_of "$name")"
-    printf '[admin]\naddress = "127.0.0.1:%s"\n' "$(admin_port_of "$name")"
+    printf '[listen]\naddress = "127.0.0.1:%s"\n' "$port"
+    printf '[admin]\naddress = "127.0.0.1:%s"\n' "$((port + 1000))"
     printf '[routing]\npolicy = "%s"\n' "$policy"
+    [ $offset = 0 ] || printf '[[certificates]]\nchain_file = "%s"\nkey_file = "%s"\n' "$run/bench.pem" "$run/bench.key"
     printf '[[models]]\nname = "%s"\ntokenizer = "%s"\n' $model "$model_dir"
     for port in "$@"; do printf '[[workers]]\nurl = "http://127.0.0.1:%s"\n' "$port"; done
   } >"$run/$name.toml"
@@ -204,11 +240,13 @@ start_peer() {
     dynamo_rr) start_dynamo "$peer" round-robin ;;
     dynamo_kv) start_dynamo "$peer" kv ;;
     dynamo_kv_fast) start_dynamo "$peer" kv --tokenizer fastokens ;;
-    forebay_rr) start_forebay "$peer" round-robin "${engine_ports[@]}" ;;
-    forebay_kv) start_forebay "$peer" kv "${event_engine_ports[@]}" ;;
+    forebay_rr*) start_forebay "$peer" round-robin "${engine_ports[@]}" ;;
+    forebay_kv*) start_forebay "$peer" kv "${event_engine_ports[@]}" ;;
     *) echo "no such peer: $peer" >&2; return 2 ;;
   esac
-  reason=$(await "$peer" "$(port_of "$peer")") || { na "$peer" '*' "$reason"; stop "$peer"; return 1; }
+  local way=http1
+  [[ $peer == *_tls ]] && way=tls
+  reason=$(await "$peer" "$(way_port_of "${peer%_tls}" $way)" $way) || { na "$peer" '*' "$reason"; stop "$peer"; return 1; }
 }
 
 # nonlocal NAME: its established connections that leave the loopback interface.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The whole proxy benchmark: builds, installs the peers, runs the suite, prints the report; its last line is `RESULT …`.
 #
-# REPS=5 repetitions (about 45 minutes), QUICK=1 one short one (about 6 minutes, numbers are noise). A full run also
-# replaces the benchmark's section of RESULTS.md. Survives a closed terminal as `nohup tests/bench/run.sh >bench.log &`.
+# REPS=5 repetitions (about an hour), QUICK=1 one short one (about 8 minutes, numbers are noise). A full run also replaces
+# the benchmark's section of RESULTS.md; one with another TOKENIZER (llama3) that tokenizer's. Survives a closed terminal as `nohup tests/bench/run.sh >bench.log &`.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -15,5 +15,5 @@ cd "$root"
 mkdir -p "$out"
 "$here/suite.sh" "$out"
 "$BIN_DIR/bench-report" "$out" >"$out/report.md"
-[ -n "${QUICK:-}" ] || "$here/splice.sh" "proxy benchmark" "$out/report.md"
+[ -n "${QUICK:-}" ] || "$here/splice.sh" "proxy benchmark${TOKENIZER:+ $TOKENIZER}" "$out/report.md"
 cat "$out/report.md"

@@ -1,14 +1,16 @@
-//! One kept-alive connection and the timing of one exchange on it.
+//! One client: a kept-alive connection, or a share of an HTTP/2 one, and the timing of one exchange on it.
 //!
 //! An exchange fails on anything but a whole 200 answer (and, for a stream, at least one event with text). A failed
 //! exchange yields no timing and drops the connection; the next one opens another.
 
+use crate::connect::{Dialer, Socket};
 use crate::events::{EventScanner, has_text, stamp_ns};
+use crate::http2::Session;
 use crate::wire::{BodyReader, Head, WireError, parse_head};
 use rustix::time::{ClockId, clock_gettime};
+use std::rc::Rc;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant, timeout};
 
 /// An exchange that takes longer has failed; the slowest router needs about a second for 400 KB.
@@ -30,6 +32,9 @@ pub enum ExchangeError {
     /// The answer is no HTTP/1.1.
     #[error(transparent)]
     Wire(#[from] WireError),
+    /// The HTTP/2 connection or stream broke.
+    #[error("HTTP/2: {0}")]
+    Http2(#[from] h2::Error),
     /// Closed before the head was whole.
     #[error("connection closed before the response head")]
     NoHead,
@@ -49,11 +54,9 @@ pub enum ExchangeError {
     Timeout,
 }
 
-/// Where to send and how to read.
+/// How to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Port on 127.0.0.1.
-    pub port: u16,
     /// Whether answers are streams of events.
     pub stream: bool,
     /// Whether the client acknowledges every segment at once, so that a sender's Nagle delay does not show.
@@ -75,38 +78,72 @@ pub struct Timing {
     pub chunks: u64,
 }
 
-/// One connection, opened when it is first needed.
-#[derive(Debug, Default)]
+/// One client; its connection is opened when it is first needed.
+#[derive(Debug)]
 pub struct Client {
-    socket: Option<TcpStream>,
+    link: Link,
     received: Vec<u8>,
     payload: Vec<u8>,
 }
 
+/// What a client sends on.
+#[derive(Debug)]
+enum Link {
+    /// An HTTP/1.1 connection of its own.
+    Own(Rc<Dialer>, Option<Box<Socket>>),
+    /// An HTTP/2 connection with others on it.
+    Shared(Rc<Session>),
+}
+
 impl Client {
-    /// Sends `request` and reads the answer.
+    /// A client with a connection of its own.
+    pub fn alone(dialer: Rc<Dialer>) -> Self {
+        Self { link: Link::Own(dialer, None), received: Vec::new(), payload: Vec::new() }
+    }
+
+    /// A client that sends on `session`, beside others.
+    pub fn sharing(session: Rc<Session>) -> Self {
+        Self { link: Link::Shared(session), received: Vec::new(), payload: Vec::new() }
+    }
+
+    /// Sends `request` (as HTTP/1.1) and reads the answer.
     ///
     /// # Errors
     /// See [`ExchangeError`]; the connection is dropped.
     pub async fn exchange(&mut self, target: Target, request: &[u8]) -> Result<Timing, ExchangeError> {
-        let mut socket = match self.socket.take() {
-            Some(socket) => socket,
-            None => open(target.port).await.map_err(ExchangeError::Connect)?,
+        let outcome = match &mut self.link {
+            Link::Shared(session) => {
+                self.payload.clear();
+                timeout(EXCHANGE_TIMEOUT, session.exchange(target, request, &mut self.payload)).await
+            }
+            Link::Own(dialer, socket) => {
+                let mut open = match socket.take() {
+                    Some(open) => open,
+                    None => Box::new(dialer.dial().await.map_err(ExchangeError::Connect)?),
+                };
+                let exchange = timeout(EXCHANGE_TIMEOUT, self.exchange_on(&mut open, target, request)).await;
+                exchange.map(|ended| {
+                    ended.map(|(timing, close)| {
+                        if let Link::Own(_, socket) = &mut self.link {
+                            *socket = (!close).then_some(open);
+                        }
+                        timing
+                    })
+                })
+            }
         };
-        let exchange = self.exchange_on(&mut socket, target, request);
-        let (timing, close) = timeout(EXCHANGE_TIMEOUT, exchange).await.map_err(|_| ExchangeError::Timeout)??;
-        self.socket = (!close).then_some(socket);
-        Ok(timing)
+        outcome.map_err(|_| ExchangeError::Timeout)?
     }
 
     async fn exchange_on(
         &mut self,
-        socket: &mut TcpStream,
+        socket: &mut Socket,
         target: Target,
         request: &[u8],
     ) -> Result<(Timing, bool), ExchangeError> {
         let started = Instant::now();
         socket.write_all(request).await?;
+        socket.flush().await?;
         self.received.clear();
         self.payload.clear();
         let head = self.read_head(socket, target).await?;
@@ -126,18 +163,10 @@ impl Client {
                 body.close()?;
             }
         }
-        if head.status != 200 {
-            let shown = &self.payload[..self.payload.len().min(SHOWN_BYTES)];
-            return Err(ExchangeError::Status { status: head.status, body: String::from_utf8_lossy(shown).into() });
-        }
-        if target.stream && text.timing.chunks == 0 {
-            return Err(ExchangeError::NoText);
-        }
-        text.timing.latency = started.elapsed();
-        Ok((text.timing, head.close))
+        Ok((text.end(target, head.status, &self.payload)?, head.close))
     }
 
-    async fn read_head(&mut self, socket: &mut TcpStream, target: Target) -> Result<Head, ExchangeError> {
+    async fn read_head(&mut self, socket: &mut Socket, target: Target) -> Result<Head, ExchangeError> {
         loop {
             if read_some(socket, target, &mut self.received).await? == 0 {
                 return Err(ExchangeError::NoHead);
@@ -149,23 +178,17 @@ impl Client {
     }
 }
 
-async fn open(port: u16) -> std::io::Result<TcpStream> {
-    let socket = TcpStream::connect(("127.0.0.1", port)).await?;
-    socket.set_nodelay(true)?;
-    Ok(socket)
-}
-
-async fn read_some(socket: &mut TcpStream, target: Target, into: &mut Vec<u8>) -> std::io::Result<usize> {
+async fn read_some(socket: &mut Socket, target: Target, into: &mut Vec<u8>) -> std::io::Result<usize> {
     if target.quickack {
         // The kernel forgets the option after a while, so it is set before every read.
-        socket.set_quickack(true)?;
+        socket.tcp().set_quickack(true)?;
     }
     into.reserve(READ_BYTES);
     socket.read_buf(into).await
 }
 
 /// Times the events of one stream as they are read.
-struct TextTimes {
+pub(crate) struct TextTimes {
     started: Instant,
     last: Option<Instant>,
     scanner: EventScanner,
@@ -173,11 +196,11 @@ struct TextTimes {
 }
 
 impl TextTimes {
-    fn new(started: Instant) -> Self {
+    pub(crate) fn new(started: Instant) -> Self {
         Self { started, last: None, scanner: EventScanner::default(), timing: Timing::default() }
     }
 
-    fn observe(&mut self, payload: &mut Vec<u8>) {
+    pub(crate) fn observe(&mut self, payload: &mut Vec<u8>) {
         let (now, now_ns) = (Instant::now(), monotonic_ns());
         let Self { started, last, scanner, timing } = self;
         let mut brought_text = false;
@@ -197,6 +220,19 @@ impl TextTimes {
             }
             *last = Some(now);
         }
+    }
+
+    /// The answer is whole: what it took, if it is one that counts.
+    pub(crate) fn end(mut self, target: Target, status: u16, payload: &[u8]) -> Result<Timing, ExchangeError> {
+        if status != 200 {
+            let shown = &payload[..payload.len().min(SHOWN_BYTES)];
+            return Err(ExchangeError::Status { status, body: String::from_utf8_lossy(shown).into() });
+        }
+        if target.stream && self.timing.chunks == 0 {
+            return Err(ExchangeError::NoText);
+        }
+        self.timing.latency = self.started.elapsed();
+        Ok(self.timing)
     }
 }
 

@@ -5,6 +5,8 @@
 //! request k at k / rate, or as soon after as a connection is free.
 
 use crate::client::{Client, ExchangeError, Target, Timing, micros};
+use crate::connect::Dialer;
+use crate::http2::Session;
 use crate::procfs::{Usage, Watched};
 use crate::sample::{ProcessUse, Sample};
 use crate::stats::Distribution;
@@ -33,9 +35,13 @@ pub struct Limit {
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Where to.
+    pub dialer: Dialer,
+    /// How answers are read.
     pub target: Target,
-    /// Connections.
+    /// Clients: requests in flight. Each has a connection of its own, but for HTTP/2.
     pub connections: usize,
+    /// Clients of one HTTP/2 connection.
+    pub streams: usize,
     /// Requests of the warm-up.
     pub warmup: u64,
     /// End of the measured phase.
@@ -137,9 +143,24 @@ impl Phase {
 
 /// Runs a plan on the current thread's runtime and sums it up.
 pub async fn run(plan: Plan, workload: Workload, label: Label) -> Sample {
+    // One for both phases: HTTP/2 connections live in it.
+    LocalSet::new().run_until(run_phases(plan, workload, label)).await
+}
+
+/// The clients of a plan, none connected yet.
+fn clients(plan: &Plan) -> Vec<Client> {
+    let dialer = Rc::new(plan.dialer.clone());
+    if !dialer.is_http2() {
+        return (0..plan.connections).map(|_| Client::alone(dialer.clone())).collect();
+    }
+    let sessions = plan.connections.div_ceil(plan.streams.max(1)).max(1);
+    let sessions: Vec<Rc<Session>> = (0..sessions).map(|_| Rc::new(Session::new(dialer.clone()))).collect();
+    (0..plan.connections).map(|client| Client::sharing(sessions[client % sessions.len()].clone())).collect()
+}
+
+async fn run_phases(plan: Plan, workload: Workload, label: Label) -> Sample {
     let load = load_average();
-    let mut clients: Vec<Client> = Vec::new();
-    clients.resize_with(plan.connections, Client::default);
+    let clients = clients(&plan);
     let warmup = Limit { requests: Some(plan.warmup), duration: None };
     let (clients, workload, mut tally) =
         run_phase(phase(&plan, warmup, None, workload, Tally::default()), clients).await;
@@ -177,16 +198,11 @@ fn phase(plan: &Plan, limit: Limit, rate: Option<f64>, workload: Workload, tally
 
 async fn run_phase(phase: Phase, clients: Vec<Client>) -> (Vec<Client>, Workload, Tally) {
     let phase = Rc::new(phase);
-    let local = LocalSet::new();
-    let clients = local
-        .run_until(async {
-            let mut tasks = JoinSet::new();
-            for client in clients {
-                tasks.spawn_local(Rc::clone(&phase).drive(client));
-            }
-            tasks.join_all().await
-        })
-        .await;
+    let mut tasks = JoinSet::new();
+    for client in clients {
+        tasks.spawn_local(Rc::clone(&phase).drive(client));
+    }
+    let clients = tasks.join_all().await;
     let phase = Rc::into_inner(phase).expect("every task that shared the phase has ended");
     (clients, phase.workload.into_inner(), phase.tally.into_inner())
 }

@@ -9,8 +9,10 @@
 //! counted and never timed.
 
 pub mod client;
+pub mod connect;
 pub mod drive;
 pub mod events;
+pub mod http2;
 pub mod procfs;
 pub mod report;
 pub mod sample;

@@ -2,9 +2,11 @@
 
 use clap::Parser;
 use forebay_bench::client::Target;
+use forebay_bench::connect::{Dialer, Protocol};
 use forebay_bench::drive::{Label, Limit, Plan, run};
 use forebay_bench::procfs::Watched;
 use forebay_bench::workload::{Mode, Shape, Workload};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::time::Duration;
 
@@ -24,9 +26,18 @@ struct Arguments {
     /// Repetition, from 1.
     #[arg(long, default_value_t = 1)]
     rep: u64,
-    /// Connections.
+    /// Requests in flight; each on a connection of its own, but for HTTP/2.
     #[arg(long, default_value_t = 64)]
     connections: usize,
+    /// How requests travel.
+    #[arg(long, value_enum, default_value_t = Protocol::Http1)]
+    protocol: Protocol,
+    /// Requests in flight on one HTTP/2 connection.
+    #[arg(long, default_value_t = 16)]
+    streams: usize,
+    /// PEM with the certificate that the router must show.
+    #[arg(long)]
+    ca: Option<PathBuf>,
     /// Requests before anything is measured.
     #[arg(long, default_value_t = 500)]
     warmup: u64,
@@ -84,9 +95,15 @@ fn main() -> ExitCode {
     let mut watched = arguments.processes;
     watched.push(Watched { name: "client".into(), pids: vec![std::process::id()] });
     let duration = arguments.seconds.map(Duration::from_secs_f64);
+    let dialer = match Dialer::new(arguments.port, arguments.protocol, arguments.ca.as_deref()) {
+        Ok(dialer) => dialer,
+        Err(error) => return fail(&error),
+    };
     let plan = Plan {
-        target: Target { port: arguments.port, stream: arguments.stream, quickack: arguments.quickack },
+        dialer,
+        target: Target { stream: arguments.stream, quickack: arguments.quickack },
         connections: arguments.connections,
+        streams: arguments.streams,
         warmup: arguments.warmup,
         limit: Limit { requests: arguments.requests, duration },
         rate: arguments.rate,

@@ -7,5 +7,6 @@
 pub mod goal;
 pub mod index;
 pub mod page;
+pub mod scale;
 pub mod suite;
 pub mod table;

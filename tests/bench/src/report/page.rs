@@ -12,7 +12,9 @@ const BASE_PEER: &str = "nginx";
 /// The engine with no router before it.
 const DIRECT_PEER: &str = "direct";
 /// Tests whose answers are streams.
-const STREAM_TESTS: [&str; 4] = ["c1s", "c1sq", "burst", "stream"];
+const STREAM_TESTS: [&str; 6] = ["c1s", "c1sq", "burst", "stream", "stream_tls", "stream_h2"];
+/// Tests in which a chunk, and not a request, is what is measured.
+const CHUNK_TESTS: [&str; 4] = ["burst", "stream", "stream_tls", "stream_h2"];
 
 /// The whole report as markdown.
 pub fn render_page(suite: &Suite) -> String {
@@ -36,6 +38,9 @@ pub fn render_page(suite: &Suite) -> String {
         };
         _ = write!(out, "\n### {test}: {}\n\n{table}", describe(&test));
     }
+    if !suite.scale.is_empty() {
+        _ = write!(out, "\n### At scale\n\n{}", scale_table(suite));
+    }
     if !suite.index.is_empty() {
         _ = write!(out, "\n### Prefix index during `forebay_kv`\n\n{}", index_table(suite));
     }
@@ -54,6 +59,11 @@ fn describe(test: &str) -> &'static str {
         "c1sq" => "the same, the client acknowledging every segment at once",
         "burst" => "200 chunks streamed at once, 32 connections",
         "stream" => "200 chunks, 10 ms apart, 64 connections",
+        "small_tls" => "as small, clients on TLS, HTTP/1.1",
+        "small_h2" => "as small, clients on TLS, HTTP/2, 16 requests in flight on a connection",
+        "small_h2c" => "as small, clients on HTTP/2 in the clear, 16 requests in flight on a connection",
+        "stream_tls" => "as stream, clients on TLS, HTTP/1.1",
+        "stream_h2" => "as stream, clients on TLS, HTTP/2, 16 streams on a connection",
         "p32k_cold" => "32,768 B prompts never seen, 8 connections",
         "p32k_seen" => "32,768 B prompts of which 24,000 B were seen (50 groups), 8 connections",
         "p400k_cold" => "409,600 B prompts never seen, 4 connections",
@@ -90,14 +100,13 @@ fn machine_table(suite: &Suite) -> String {
 /// CPU µs of each router in each test: per request, and per chunk where chunks are what the test is about.
 fn summary_table(suite: &Suite) -> String {
     let tests = suite.tests();
-    let heads = tests.iter().map(|test| match test.as_str() {
-        "stream" | "burst" => format!("{test} µs/chunk"),
-        _ => format!("{test} µs"),
-    });
+    let is_chunks = |test: &String| CHUNK_TESTS.contains(&test.as_str());
+    let heads =
+        tests.iter().map(|test| if is_chunks(test) { format!("{test} µs/chunk") } else { format!("{test} µs") });
     let mut table = Table::new(std::iter::once("router".to_owned()).chain(heads));
     for peer in suite.peers().iter().filter(|peer| *peer != DIRECT_PEER) {
         let cells = tests.iter().map(|test| {
-            let of = if matches!(test.as_str(), "stream" | "burst") { chunk_us } else { request_us };
+            let of = if is_chunks(test) { chunk_us } else { request_us };
             let (value, base) = (suite.figure(test, peer, of), suite.figure(test, BASE_PEER, of));
             if value.is_some() && base.is_some() {
                 format!("{} ({})", median(value), times(value, base))
@@ -228,6 +237,16 @@ fn index_table(suite: &Suite) -> String {
             format!("{:.1} %", share * 100.0),
             number(used.blocks),
         ]);
+    }
+    table.render()
+}
+
+/// What `scale.sh` found, with what stands behind each figure.
+fn scale_table(suite: &Suite) -> String {
+    let mut table = Table::new(["figure", "reached", "how"]);
+    for scaled in &suite.scale {
+        let value = scaled.value.map_or_else(|| "na".to_owned(), number);
+        table.push(vec![scaled.what.clone(), value, scaled.how.replace('|', "/")]);
     }
     table.render()
 }

@@ -1,9 +1,11 @@
 //! The files of one suite, read and grouped.
 //!
 //! `samples.jsonl`: one [`Sample`] a line. `na.tsv`: router, test or `*`, reason. `machine.tsv`: what and its value.
+//! `scale.tsv`: what `scale.sh` found (see [`super::scale`]).
 //! `metrics/TEST.REP.{before,after}`: the metrics page of `forebay_kv` around one run.
 
 use super::index::IndexUse;
+use super::scale::{Scaled, scaled};
 use crate::sample::Sample;
 use crate::stats::Repeated;
 use std::fs;
@@ -61,6 +63,8 @@ pub struct Suite {
     pub machine: Vec<(String, String)>,
     /// What the index did, a row for each test of `forebay_kv`.
     pub index: Vec<IndexUse>,
+    /// What was measured at scale.
+    pub scale: Vec<Scaled>,
 }
 
 impl Suite {
@@ -75,7 +79,7 @@ impl Suite {
         let optional = |name: &str| {
             fs::read(dir.join(name)).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
         };
-        let mut suite = Self::of(&text, &optional("na.tsv"), &optional("machine.tsv"))?;
+        let mut suite = Self::of(&text, &optional("na.tsv"), &optional("machine.tsv"), &optional("scale.tsv"))?;
         let page = |test: &str, rep: u64, when: &str| {
             fs::read_to_string(dir.join("metrics").join(format!("{test}.{rep}.{when}"))).ok()
         };
@@ -87,13 +91,13 @@ impl Suite {
     ///
     /// # Errors
     /// There are no samples, or one does not parse.
-    pub fn of(samples: &str, missing: &str, machine: &str) -> Result<Self, SuiteError> {
-        let mut suite = Self::default();
+    pub fn of(samples: &str, missing: &str, machine: &str, scale: &str) -> Result<Self, SuiteError> {
+        let mut suite = Self { scale: scaled(scale), ..Self::default() };
         for (number, line) in samples.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let sample = serde_json::from_str(line).map_err(|error| SuiteError::Sample { line: number + 1, error })?;
             suite.take(sample);
         }
-        if suite.samples.is_empty() && suite.missing.is_empty() {
+        if suite.samples.is_empty() && suite.missing.is_empty() && suite.scale.is_empty() {
             return Err(SuiteError::Empty);
         }
         suite.missing.extend(missing.lines().filter_map(|line| {

@@ -44,7 +44,7 @@ fn files_are_read_and_failed_runs_are_no_figures() {
     let mut barely = sample("small", "b", 1, 5.0);
     barely.errors = 10;
     let lines = [failed, barely].map(|sample| serde_json::to_string(&sample).unwrap()).join("\n");
-    let suite = Suite::of(&lines, "c\t*\tdid not install: no wheel\nbroken\n", "cpu\tEPYC\ncores\t2\n").unwrap();
+    let suite = Suite::of(&lines, "c\t*\tdid not install: no wheel\nbroken\n", "cpu\tEPYC\ncores\t2\n", "").unwrap();
     assert_eq!(suite.samples.len(), 1);
     assert_eq!(suite.missing[0].reason, "rep 2: 11 of 1011 failed: status 503: busy");
     assert_eq!((suite.missing[1].peer.as_str(), suite.missing.len()), ("c", 2));
@@ -54,8 +54,8 @@ fn files_are_read_and_failed_runs_are_no_figures() {
 
 #[test]
 fn broken_or_absent_samples_are_errors() {
-    assert!(matches!(Suite::of("\n", "", ""), Err(SuiteError::Empty)));
-    let error = Suite::of("\n{\"test\":1}", "", "").unwrap_err();
+    assert!(matches!(Suite::of("\n", "", "", ""), Err(SuiteError::Empty)));
+    let error = Suite::of("\n{\"test\":1}", "", "", "").unwrap_err();
     assert!(error.to_string().starts_with("samples.jsonl line 2: "), "{error}");
 }
 
