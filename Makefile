@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
 CARGO := cargo
 LOCKED := --locked
 
-.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-index bench-proxy fuzz loom model-index test-vllm
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-faults bench-index bench-proxy fuzz loom model-index test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -80,6 +80,10 @@ asan: ## The routing suite under the address sanitizer; needs the nightly toolch
 
 bench-index: ## The prefix index beside dynamo-kv-router's (tests/bench/index)
 	cd tests/bench/index && $(CARGO) run $(LOCKED) --release -- all
+
+bench-faults: setup ## Engines and gateways that die, hang and are replaced; a soak of ten minutes (QUICK=1: all of it, briefly)
+	$(CARGO) build $(LOCKED) --release --workspace --bins
+	tests/bench/faults.sh
 
 bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)
 	tests/bench/run.sh

@@ -81,6 +81,13 @@ impl Client {
         self.exchange_json(request).await
     }
 
+    /// DELETE `path` and read the answer as JSON.
+    pub async fn delete_json(&self, path: &str) -> Result<Value, String> {
+        let request =
+            Request::delete(format!("{}{path}", self.base)).body(Full::default()).map_err(|e| e.to_string())?;
+        self.exchange_json(request).await
+    }
+
     async fn exchange_json(&self, request: Request<Full<Bytes>>) -> Result<Value, String> {
         let target = request.uri().to_string();
         let exchange = async {

@@ -21,6 +21,8 @@ pub const MODEL: &str = "demo";
 /// One mock engine's settings.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
+    /// Its port, 0 = any free one.
+    pub port: u16,
     /// Tokens in a KV block.
     pub block_size: u32,
     /// KV capacity.
@@ -35,7 +37,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { block_size: 16, blocks: 16_384, speedup: 50.0, tokenizer: true, extra: Vec::new() }
+        Self { port: 0, block_size: 16, blocks: 16_384, speedup: 50.0, tokenizer: true, extra: Vec::new() }
     }
 }
 
@@ -135,7 +137,7 @@ impl Engine {
     /// Starts one and waits until it is healthy.
     pub async fn start(name: &str, options: &EngineOptions, folder: &Path) -> Result<Self, Failure> {
         let mut args: Vec<String> = [
-            ("--port", "0".to_owned()),
+            ("--port", options.port.to_string()),
             ("--threads", "1".to_owned()),
             ("--model", MODEL.to_owned()),
             ("--block-size", options.block_size.to_string()),

@@ -1,7 +1,7 @@
 //! What the suites that cross packages share: real processes, a plain client, and the demo built on both.
 //!
 //! ```text
-//! process (spawn, watch, kill)  ◄── cluster (mock engines + gateway)  ◄── demo (workload, replay, report)
+//! process (spawn, watch, kill)  ◄── cluster (mock engines + gateway)  ◄── demo (workload, replay, report), faults
 //!                                    client (one request, one Outcome) ◄──┘        tests/e2e_*.rs
 //! ```
 //!
@@ -13,6 +13,7 @@ pub mod client;
 pub mod cluster;
 pub mod console;
 pub mod demo;
+pub mod faults;
 pub mod feed;
 pub mod process;
 pub mod raw;
