@@ -42,7 +42,7 @@ use crate::block::{self, ChainHash, Domain, HashKey};
 use enter::Before;
 use hashbrown::{HashMap, HashSet};
 pub(super) use image::{Image, ImageName, ImageRun};
-use links::{Link, Links};
+use links::{Link, Links, TOUCHED};
 use runs::Runs;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -186,16 +186,19 @@ impl Ledger {
         key: &HashKey,
         domain: Domain,
         parent: Option<ExternalHash>,
-        blocks: &[(ExternalHash, block::LocalHash)],
+        hashes: &[ExternalHash],
+        locals: &[block::LocalHash],
     ) -> Applied {
-        let hashes: SmallVec<[ExternalHash; 64]> = blocks.iter().map(|(hash, _)| *hash).collect();
-        self.enter(index, Place::DEVICE, domain, parent, &hashes, |_, parent, out| {
+        if locals.len() != hashes.len() {
+            return Applied { refused: hashes.len() as u32, ..Applied::default() };
+        }
+        self.enter(index, Place::DEVICE, domain, parent, hashes, |_, parent, out| {
             let mut last = parent;
-            for (_, local) in blocks {
+            out.extend(locals.iter().map(|local| {
                 let chain = block::link(key, last, *local);
-                out.push(chain);
                 last = Some(chain);
-            }
+                chain
+            }));
         })
     }
 
@@ -234,30 +237,54 @@ impl Ledger {
         self.removed_from(index, Place::DEVICE, hash)
     }
 
+    /// [`Ledger::removed_from`] for each of `hashes`.
+    pub fn removed_all(&mut self, index: &PrefixIndex, place: Place, hashes: &[ExternalHash]) -> Applied {
+        let mut all = Applied::default();
+        for piece in hashes.chunks(TOUCHED) {
+            let plane = self.plane(place);
+            if let Some((_, links)) = self.books.iter().find(|(known, _)| Some(*known) == plane) {
+                links.touch_names(piece);
+            }
+            for hash in piece {
+                let applied = self.removed_from(index, place, *hash);
+                all.blocks += applied.blocks;
+                all.orphans += applied.orphans;
+            }
+        }
+        all
+    }
+
     /// One copy of block `hash` left `place`.
     pub fn removed_from(&mut self, index: &PrefixIndex, place: Place, hash: ExternalHash) -> Applied {
-        let plane = self.plane(place);
-        let book = plane.and_then(|plane| self.books.iter().position(|(known, _)| *known == plane));
-        let (Some(plane), Some(book)) = (plane, book) else { return Applied { orphans: 1, ..Applied::default() } };
-        let mut links = self.books[book].1.of(hash);
-        let Some(link) = links.first().copied() else { return Applied { orphans: 1, ..Applied::default() } };
         let done = Applied { blocks: 1, ..Applied::default() };
+        let orphan = Applied { orphans: 1, ..Applied::default() };
+        let Some(plane) = self.plane(place) else { return orphan };
+        let Some(book) = self.books.iter().position(|(known, _)| *known == plane) else { return orphan };
+        if let Some((row, link)) = self.books[book].1.row(hash)
+            && link.copies == 1
+            && self.is_there(index, &link)
+        {
+            // What a fresh name may also mean was stored later.
+            self.recount(plane, 1, 0);
+            self.books[book].1.remove_row(row, &link);
+            self.unname(index, plane, &link);
+            self.runs.unlink(link.run);
+            return done;
+        }
+        if self.books[book].1.has_fresh() {
+            self.settle_names(index, book);
+        }
+        let mut links = self.books[book].1.of(hash);
+        let Some(link) = links.first().copied() else { return orphan };
         let spot = self.runs.spot(&link);
-        let is_held = plane == Plane::HELD;
-        let is_doubted = is_held && spot.is_some_and(|spot| index.is_doubted(self.worker, spot));
+        let is_doubted = plane == Plane::HELD && spot.is_some_and(|spot| index.is_doubted(self.worker, spot));
         if link.copies > 1 && !is_doubted {
             links[0].copies -= 1;
             self.books[book].1.set(hash, links);
-            if is_held {
-                self.copies -= 1;
-                self.surplus -= 1;
-            }
+            self.recount(plane, link.copies, link.copies - 1);
             return done;
         }
-        if is_held {
-            self.copies -= u64::from(link.copies);
-            self.surplus -= u64::from(link.copies - 1);
-        }
+        self.recount(plane, link.copies, 0);
         links.remove(0);
         self.books[book].1.set(hash, links);
         self.unname(index, plane, &link);

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         // One side in a fresh process: what another run left in the allocator would not be counted.
         ["memory-of", side, load] => memory::report(side, load),
         ["hash"] => drop(speed::hash()),
+        ["profile", workers] => speed::profile(number(workers)),
         ["ingest"] => speed::ingest(),
         ["all"] => all(),
         _ => {

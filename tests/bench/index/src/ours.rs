@@ -5,7 +5,7 @@ use crate::workload::{Block, Load, Op};
 use forebay_routing::WorkerId;
 use forebay_routing::block::{self, ChainHash, Domain, HashKey, LocalHash};
 use forebay_routing::index::ledger::{ExternalHash, Ledger};
-use forebay_routing::index::{Hits, PrefixIndex};
+use forebay_routing::index::{Hits, Place, PrefixIndex};
 
 const DOMAIN: Domain = Domain(1);
 /// More than any load here needs: nothing is evicted, as on the other side.
@@ -16,6 +16,13 @@ pub struct Ours {
     index: PrefixIndex,
     ledgers: Vec<Ledger>,
     chains: Vec<Box<[ChainHash]>>,
+    /// What events tell of every prompt's blocks.
+    prompts: Vec<Told>,
+}
+
+struct Told {
+    names: Box<[ExternalHash]>,
+    locals: Box<[LocalHash]>,
 }
 
 impl Ours {
@@ -29,7 +36,12 @@ impl Ours {
     /// Without what requests compute for themselves: looks nothing up.
     pub fn for_events(load: &Load) -> Self {
         let key = HashKey::derive(&[7; 32]);
+        let told = |prompt: &Box<[Block]>| Told {
+            names: prompt.iter().map(|block| ExternalHash(block.name)).collect(),
+            locals: prompt.iter().map(|block| LocalHash(block.local)).collect(),
+        };
         Self {
+            prompts: load.prompts.iter().map(told).collect(),
             chains: Vec::new(),
             ledgers: (0..load.workers).map(|slot| Ledger::new(WorkerId::new(slot, 0))).collect(),
             index: PrefixIndex::with_budget(BUDGET_BYTES),
@@ -52,18 +64,10 @@ fn chain(key: &HashKey, locals: impl Iterator<Item = u64>) -> Box<[ChainHash]> {
 impl Side for Ours {
     type Hand<'a> = OurHand<'a>;
 
-    fn hands<'a>(&'a mut self, load: &'a Load, threads: usize, readers: usize) -> Vec<OurHand<'a>> {
-        let Self { key, index, ledgers, chains } = self;
-        let hand = |_| OurHand {
-            key,
-            index,
-            chains,
-            load,
-            threads,
-            ledgers: Vec::new(),
-            hits: Hits::default(),
-            blocks: Vec::new(),
-        };
+    fn hands<'a>(&'a mut self, _: &'a Load, threads: usize, readers: usize) -> Vec<OurHand<'a>> {
+        let Self { key, index, ledgers, chains, prompts } = self;
+        let hand =
+            |_| OurHand { key, index, chains, prompts, threads, ledgers: Vec::new(), hits: Hits::default() };
         let mut hands: Vec<OurHand<'a>> = (0..threads + readers).map(hand).collect();
         for (worker, ledger) in ledgers.iter_mut().enumerate() {
             hands[worker % threads].ledgers.push(ledger);
@@ -76,11 +80,10 @@ pub struct OurHand<'a> {
     key: &'a HashKey,
     index: &'a PrefixIndex,
     chains: &'a [Box<[ChainHash]>],
-    load: &'a Load,
+    prompts: &'a [Told],
     threads: usize,
     ledgers: Vec<&'a mut Ledger>,
     hits: Hits,
-    blocks: Vec<(ExternalHash, LocalHash)>,
 }
 
 impl Hand for OurHand<'_> {
@@ -96,19 +99,17 @@ impl Hand for OurHand<'_> {
         match op {
             Op::Lookup { .. } => {}
             Op::Store { worker, request, from, to } => {
-                let prompt = &self.load.prompts[*request as usize];
-                let parent = from.checked_sub(1).map(|parent| ExternalHash(prompt[parent as usize].name));
-                let blocks = &prompt[*from as usize..*to as usize];
-                self.blocks.clear();
-                self.blocks.extend(blocks.iter().map(|block| (ExternalHash(block.name), LocalHash(block.local))));
+                let Told { names, locals } = &self.prompts[*request as usize];
+                let parent = from.checked_sub(1).map(|parent| names[parent as usize]);
+                let blocks = *from as usize..*to as usize;
                 let ledger = &mut self.ledgers[*worker as usize / self.threads];
-                ledger.stored_hashed(self.index, self.key, DOMAIN, parent, &self.blocks);
+                let (names, locals) = (&names[blocks.clone()], &locals[blocks]);
+                ledger.stored_hashed(self.index, self.key, DOMAIN, parent, names, locals);
             }
             Op::Remove { worker, names } => {
                 let ledger = &mut self.ledgers[*worker as usize / self.threads];
-                for &name in names {
-                    ledger.removed(self.index, ExternalHash(name));
-                }
+                let names: Vec<ExternalHash> = names.iter().map(|name| ExternalHash(*name)).collect();
+                ledger.removed_all(self.index, Place::DEVICE, &names);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! How stored blocks come into a ledger, and how their names go.
 
-use super::super::claim::Claim;
+use super::super::claim::{Claim, Held};
 use super::super::plane::{Plane, Tier};
 use super::super::{Place, PrefixIndex, RUN, Spot, mask};
 use super::links::{Entered, Link, Links};
@@ -65,24 +65,21 @@ impl Ledger {
         fill(start.domain, start.chain, &mut chain);
         chain.truncate(self.room(index, plane));
         let book = self.book(plane);
-        self.books[book].1.touch(&hashes[..chain.len()]);
         let mut applied = Applied::default();
         let mut last = start.after;
         let claim = Claim { worker: self.worker, plane, until: 0, now: 0 };
         index.hold(claim, start.spot, start.position, &chain, None, |at, held| {
             let run = self.runs.open(held.spot, start.domain, last.as_ref());
-            self.books[book].1.reserve(run, usize::from(held.spot.offset) + held.count);
-            for (step, &hash) in hashes[at..at + held.count].iter().enumerate() {
-                let bit = |word: u64| word >> step & 1 != 0;
-                let before = Before::of(bit(held.before), bit(held.untrusted));
-                self.link(index, plane, hash, Link::new(run, held.spot.offset + step as u8), before);
-            }
+            self.name(index, book, run, held, &hashes[at..at + held.count]);
             last = Some(Link::new(run, held.spot.offset + (held.count - 1) as u8));
             applied.blocks += held.count as u32;
         });
         // Later blocks of the event would hang on one that is not there.
         applied.refused = count - applied.blocks;
         self.scratch = chain;
+        if self.books[book].1.is_full() {
+            self.settle_names(index, book);
+        }
         if let Some(after) = start.after.filter(|_| self.is_unsure) {
             self.confirm_ancestors(index, after);
         }
@@ -118,10 +115,43 @@ impl Ledger {
         })
     }
 
+    /// Lets `hashes` stand for the blocks of `held`, which lie in `run`.
+    fn name(&mut self, index: &PrefixIndex, book: usize, run: u32, held: &Held, hashes: &[ExternalHash]) {
+        let (plane, links) = &mut self.books[book];
+        if held.before == 0 && links.append(run, held.spot.offset, hashes) {
+            self.runs.named(run, held.count as u32);
+            if *plane == Plane::HELD {
+                self.copies += held.count as u64;
+            }
+            return;
+        }
+        let plane = *plane;
+        links.reserve(run, usize::from(held.spot.offset) + held.count);
+        for (step, &hash) in hashes.iter().enumerate() {
+            let bit = |word: u64| word >> step & 1 != 0;
+            let before = Before::of(bit(held.before), bit(held.untrusted));
+            self.link(index, plane, hash, Link::new(run, held.spot.offset + step as u8), before);
+        }
+    }
+
+    /// Writes the rows of fresh names. One that stood for something before, or stands for several blocks, is entered like
+    /// any other then, after what came earlier.
+    pub(super) fn settle_names(&mut self, index: &PrefixIndex, book: usize) {
+        let mut others = Vec::new();
+        self.books[book].1.settle(&mut others);
+        for (hash, link) in others {
+            self.link_another(index, book, hash, link, Before::Absent, true);
+        }
+    }
+
     /// The block that `hash` names, in `plane` or else any other: the one in `domain` if there are several, else the one
     /// stored last.
     fn resolve(&self, plane: Plane, hash: ExternalHash, domain: Domain) -> Option<Link> {
         let own = self.books.iter().filter(|(known, _)| *known == plane);
+        let newest = own.clone().find_map(|(_, links)| links.newest(hash));
+        if newest.is_some_and(|link| self.runs.domain(&link) == Some(domain)) {
+            return newest;
+        }
         let others = self.books.iter().filter(|(known, _)| *known != plane);
         let mut found = own.chain(others).map(|(_, links)| links.of(hash)).filter(|links| !links.is_empty());
         let links = found.next()?;
@@ -142,6 +172,9 @@ impl Ledger {
     /// Lets `hash` stand for the block of `link`, once more if it did.
     pub(super) fn link(&mut self, index: &PrefixIndex, plane: Plane, hash: ExternalHash, link: Link, before: Before) {
         let at = self.book(plane);
+        if self.books[at].1.has_fresh() {
+            self.settle_names(index, at);
+        }
         match self.books[at].1.enter(hash, link) {
             Entered::New => self.count_new(plane, &link, before),
             Entered::Known(known) if known.is_at(&link) => {
@@ -149,19 +182,25 @@ impl Ledger {
                 self.books[at].1.set_copies(&known, copies);
                 self.recount(plane, known.copies, copies);
             }
-            Entered::Known(_) | Entered::Several => self.link_another(index, at, hash, link, before),
+            Entered::Known(_) | Entered::Several => self.link_another(index, at, hash, link, before, false),
         }
     }
 
-    /// `hash` stands for another block already, or for several.
-    fn link_another(&mut self, index: &PrefixIndex, book: usize, hash: ExternalHash, link: Link, before: Before) {
+    /// `hash` stands for another block already, or for several. `is_counted`: the name was counted when it was fresh.
+    fn link_another(
+        &mut self,
+        index: &PrefixIndex,
+        book: usize,
+        hash: ExternalHash,
+        link: Link,
+        before: Before,
+        is_counted: bool,
+    ) {
         let plane = self.books[book].0;
         let mut links = self.books[book].1.of(hash);
         // What the index evicted is nothing that the name could still mean.
-        let runs = &self.runs;
-        let is_there = |link: &Link| runs.spot(link).is_some_and(|spot| index.shard(spot.head).at(spot).is_some());
-        let gone: Vec<Link> = links.iter().filter(|link| !is_there(link)).copied().collect();
-        links.retain(|link| is_there(link));
+        let gone: Vec<Link> = links.iter().filter(|link| !self.is_there(index, link)).copied().collect();
+        links.retain(|link| self.is_there(index, link));
         for link in &gone {
             self.recount(plane, link.copies, 0);
             self.shared.remove(&(plane, link.run, link.offset));
@@ -174,17 +213,28 @@ impl Ledger {
                 self.recount(plane, known.copies, copies);
                 known.copies = copies;
                 links.push(known);
+                if is_counted {
+                    self.recount(plane, 1, 0);
+                    self.runs.unlink(link.run);
+                }
             }
             None => {
                 links.push(link);
-                self.count_new(plane, &link, before);
+                if !is_counted {
+                    self.count_new(plane, &link, before);
+                }
             }
         }
         self.books[book].1.set(hash, links);
     }
 
+    /// Whether the index still has the block of `link`.
+    pub(super) fn is_there(&self, index: &PrefixIndex, link: &Link) -> bool {
+        self.runs.spot(link).is_some_and(|spot| index.shard(spot.head).at(spot).is_some())
+    }
+
     fn count_new(&mut self, plane: Plane, link: &Link, before: Before) {
-        self.runs.named(link.run);
+        self.runs.named(link.run, 1);
         self.recount(plane, 0, 1);
         // Held already, and not under this name: the block has one name more.
         if before != Before::Absent {
@@ -192,7 +242,7 @@ impl Ledger {
         }
     }
 
-    fn recount(&mut self, plane: Plane, was: u16, is: u16) {
+    pub(super) fn recount(&mut self, plane: Plane, was: u16, is: u16) {
         if plane == Plane::HELD {
             self.copies = self.copies + u64::from(is) - u64::from(was);
             self.surplus = self.surplus + u64::from(is.saturating_sub(1)) - u64::from(was.saturating_sub(1));

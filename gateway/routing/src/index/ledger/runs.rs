@@ -59,9 +59,9 @@ impl Runs {
         at
     }
 
-    pub(super) fn named(&mut self, run: u32) {
+    pub(super) fn named(&mut self, run: u32, names: u32) {
         if let Some(run) = self.runs.get_mut(run as usize) {
-            run.names += 1;
+            run.names += names;
         }
     }
 
