@@ -68,12 +68,14 @@ use crate::event::MAX_WORKERS;
 use claim::{Bounds, Claim, From, Held, Surroundings};
 use parking_lot::Mutex;
 use plane::Plane;
+use publish::Published;
 use recent::Recent;
 use segment::{Holders, Record, Segment, View};
 use shard::Shard;
 use slot::Slots;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use table::Table;
 
 /// Independent writers. Segments spread over them by their first hash.
 const SHARDS: usize = 64;
@@ -147,6 +149,10 @@ pub struct IndexStats {
 /// Shared prefix index: any number of readers; changes come from a [`ledger::Ledger`] per worker and from own placements.
 pub struct PrefixIndex {
     shards: Box<[Shard]>,
+    /// Tables of all shards: what a look-up loads once.
+    tables: Published<Tables>,
+    /// Taken by whoever replaces one of them.
+    publishing: Mutex<()>,
     slots: Slots,
     recent: Box<[Mutex<Option<Box<Recent>>>]>,
     next_sweep: AtomicUsize,
@@ -156,6 +162,21 @@ pub struct PrefixIndex {
     dangling: AtomicUsize,
     /// Shared with ledgers, which give back what they have when they go.
     ledger_bytes: Arc<AtomicUsize>,
+}
+
+/// Tables of all shards.
+#[derive(Debug)]
+struct Tables(Box<[Arc<Table>]>);
+
+impl Tables {
+    fn of(&self, head: ChainHash) -> &Table {
+        &self.0[shard_of(head)]
+    }
+}
+
+/// The shard in which the segment of `head` lies. The table inside a shard uses the low bits: these are others.
+fn shard_of(head: ChainHash) -> usize {
+    (head.0 >> 40) as usize % SHARDS
 }
 
 /// Where a block lives: its segment by head and serial number, and its offset there.
@@ -176,8 +197,11 @@ impl Spot {
 impl PrefixIndex {
     /// An empty index that, with its ledgers, takes at most about `bytes`; at least what empty shards need.
     pub fn with_budget(bytes: usize) -> Self {
+        let (shards, tables): (Vec<_>, Vec<_>) = (0..SHARDS).map(Shard::new).unzip();
         Self {
-            shards: (0..SHARDS).map(|seed| Shard::new(seed as u64 + 1)).collect(),
+            shards: shards.into(),
+            tables: Published::new(Some(Arc::new(Tables(tables.into())))),
+            publishing: Mutex::new(()),
             slots: Slots::new(),
             recent: (0..MAX_WORKERS).map(|_| Mutex::new(None)).collect(),
             next_sweep: AtomicUsize::new(0),
@@ -339,8 +363,7 @@ impl PrefixIndex {
     }
 
     fn shard(&self, head: ChainHash) -> &Shard {
-        // The table inside a shard uses the low bits: these are others.
-        &self.shards[(head.0 >> 40) as usize % SHARDS]
+        &self.shards[shard_of(head)]
     }
 
     fn bounds(&self) -> Bounds<'_> {
@@ -367,12 +390,23 @@ impl Surroundings for PrefixIndex {
         Self::is_live(self, record.worker())
     }
 
-    fn begins(&self, hash: ChainHash) -> bool {
-        self.dangling.load(Ordering::Acquire) > 0 && self.shard(hash).find(hash).is_some()
+    fn first_to_begin(&self, chain: &[ChainHash]) -> Option<usize> {
+        // Hardly ever is there one, and then not a block is looked for.
+        let begins = |hash: &ChainHash| self.shard(*hash).find(*hash).is_some();
+        if self.dangling.load(Ordering::Acquire) > 0 { chain.iter().position(begins) } else { None }
     }
 
     fn children(&self, spot: Spot) -> Option<Arc<AtomicU32>> {
         self.shard(spot.head).at(spot).map(|segment| segment.children.clone())
+    }
+
+    fn publish(&self, number: usize, table: Arc<Table>) {
+        let _turn = self.publishing.lock();
+        let known = self.tables.load();
+        let tables = known.iter().flat_map(|tables| &tables.0);
+        let mut tables: Box<[Arc<Table>]> = tables.cloned().collect();
+        tables[number] = table;
+        self.tables.store(Some(Arc::new(Tables(tables))));
     }
 
     fn dangling(&self) -> &AtomicUsize {

@@ -5,14 +5,17 @@
 //! attention groups, unsure blocks) is set aside and walked through alone, with all planes, at the end.
 
 use super::plane::{self, GroupKind, PLANES, Plane};
-use super::segment::{Record, Segment};
+use super::segment::{RUN, Record, Segment};
 use super::slot::{Groups, Standing};
-use super::{MAX_GROUPS, PrefixIndex, mask, ticks};
+use super::table::Glance;
+use super::{MAX_GROUPS, PrefixIndex, Tables, mask, ticks};
 use crate::WorkerId;
 use crate::block::ChainHash;
 
 /// As many records for each active worker make it cheaper to search for it than to pass all records by.
 const SPARSE: usize = 8;
+/// Slots brought in at once.
+const TOUCHED: usize = 8;
 
 /// Prefix lengths found for one prompt. Kept between look-ups for its memory.
 #[derive(Clone, Debug, Default)]
@@ -83,23 +86,52 @@ impl PrefixIndex {
     pub fn lookup(&self, chain: &[ChainHash], now_ms: u64, own_placements: bool, out: &mut Hits) {
         out.clear();
         let moment = Moment { now: u64::from(ticks(now_ms)), own_placements };
-        self.walk(chain, |position, segment, _, count| {
-            if position == 0 {
-                self.begin(segment, count, moment, out);
-            } else {
-                narrow(segment, position, count, moment, out);
+        let tables = self.tables.load();
+        let Some(tables) = tables.as_ref() else { return };
+        let (mut position, mut touched) = (0, 0);
+        while let Some(&head) = chain.get(position) {
+            if position > 0 && position >= touched {
+                touched = touch(tables, chain, position);
             }
-            !out.active.is_empty()
-        });
+            let rest = &chain[position..];
+            let glance = tables.of(head).glance(head).filter(|glance| position > 0 && glance.is_front_of(rest));
+            let count = match glance {
+                Some(glance) => {
+                    narrow_to_one(glance, position, out);
+                    glance.len
+                }
+                None => self.take(position, rest, moment, out),
+            };
+            if out.active.is_empty() || count == 0 {
+                break;
+            }
+            position += count;
+        }
         if !out.special.is_empty() {
             self.finish(chain, moment, out);
         }
     }
 
+    /// Goes on by the segment that begins with `rest`; returns how many of its blocks belong to the prompt.
+    fn take(&self, position: usize, rest: &[ChainHash], moment: Moment, out: &mut Hits) -> usize {
+        let Some(segment) = rest.first().and_then(|head| self.shard(*head).find(*head)) else { return 0 };
+        let count = segment.matching(0, rest);
+        if position == 0 {
+            self.begin(&segment, count, moment, out);
+        } else if count > 0 {
+            narrow(&segment, position, count, moment, out);
+        }
+        count
+    }
+
     /// Candidates are those that have the first block.
     fn begin(&self, segment: &Segment, count: usize, moment: Moment, out: &mut Hits) {
         let holders = segment.holders();
-        let mut rest = holders.as_ref().map_or(&[][..], |holders| &holders.records);
+        let Some(holders) = holders.as_ref() else { return };
+        if holders.is_plain {
+            return self.begin_plain(&holders.records, count, out);
+        }
+        let mut rest = &holders.records[..];
         while let Some(first) = rest.first() {
             let mut group = gather(&mut rest, first.key, moment);
             if group.have & 1 == 0 && !group.is_special {
@@ -114,6 +146,27 @@ impl PrefixIndex {
             let blocks = (group.have.trailing_ones() as usize).min(count);
             out.blocks.push((first.worker(), blocks as u32));
             if group.is_special {
+                out.special.push(at);
+            } else if blocks == count {
+                out.active.push(at);
+            }
+        }
+    }
+
+    /// [`PrefixIndex::begin`], where each record is another worker's: the head of all prompts is everybody's.
+    fn begin_plain(&self, records: &[Record], count: usize, out: &mut Hits) {
+        out.blocks.reserve(records.len());
+        out.active.reserve(records.len());
+        for record in records {
+            let blocks = (record.bits().trailing_ones() as usize).min(count);
+            let worker = record.worker();
+            let standing = self.slots.standing(worker);
+            if blocks == 0 || standing == Standing::Dead {
+                continue;
+            }
+            let at = out.blocks.len() as u32;
+            out.blocks.push((worker, blocks as u32));
+            if standing == Standing::Corrected {
                 out.special.push(at);
             } else if blocks == count {
                 out.active.push(at);
@@ -177,6 +230,28 @@ fn gather(rest: &mut &[Record], key: u64, moment: Moment) -> Group {
         *rest = &rest[1..];
     }
     group
+}
+
+/// Brings in the slots of segments that probably come next: most are full. Reads that wait for nothing overlap. Returns how far
+/// that goes.
+fn touch(tables: &Tables, chain: &[ChainHash], position: usize) -> usize {
+    let heads = chain[position..].iter().step_by(RUN).take(TOUCHED);
+    std::hint::black_box(heads.fold(0, |sum, head| sum ^ tables.of(*head).touch(*head)));
+    position + RUN * TOUCHED
+}
+
+/// [`narrow`], where one worker has the whole segment, or some of it, and nobody else anything.
+fn narrow_to_one(glance: Glance, position: usize, out: &mut Hits) {
+    let worker = plane::worker(glance.key);
+    let found = out.active.binary_search_by_key(&worker, |&at| out.blocks[at as usize].0);
+    let at = found.ok().map(|found| out.active[found]);
+    out.active.clear();
+    let Some(at) = at else { return };
+    let blocks = (glance.bits.trailing_ones() as usize).min(glance.len);
+    out.blocks[at as usize].1 = (position + blocks) as u32;
+    if blocks == glance.len {
+        out.active.push(at);
+    }
 }
 
 /// Keeps active those that have all `count` blocks of `segment`; the depth of the others stands.

@@ -3,10 +3,10 @@
 //! Under `cfg(loom)` both are those of loom, so that a model checker can run readers and the writer in every order.
 
 #[cfg(not(loom))]
-pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(loom)]
-pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use std::sync::Arc;
 

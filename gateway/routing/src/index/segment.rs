@@ -51,9 +51,22 @@ impl Record {
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     pub(super) records: SmallVec<[Record; 1]>,
+    /// Whether each worker has one record, of plain blocks.
+    pub(super) is_plain: bool,
 }
 
 impl Holders {
+    fn new(records: SmallVec<[Record; 1]>) -> Self {
+        let is_plain = records.iter().all(|record| record.plane() <= Plane::RECENT)
+            && records.windows(2).all(|pair| pair[0].worker() != pair[1].worker());
+        Self { records, is_plain }
+    }
+
+    /// What `worker` alone has.
+    pub(super) fn of_one(worker: WorkerId, view: &View) -> Self {
+        Self::default().with(worker, view)
+    }
+
     /// Records of one worker.
     pub(super) fn of(&self, worker: WorkerId) -> Range<usize> {
         let base = plane::base(worker);
@@ -77,13 +90,13 @@ impl Holders {
         records.extend(self.records[..of.start].iter().map(copy));
         records.extend(view.planes.iter().map(|&(plane, bits)| Record::new(plane::key(worker, plane), bits)));
         records.extend(self.records[of.end..].iter().map(copy));
-        Self { records }
+        Self::new(records)
     }
 
     /// A copy of the records that `keeps` accepts.
     pub(super) fn filtered(&self, mut keeps: impl FnMut(&Record) -> bool) -> Self {
         let kept = self.records.iter().filter(|record| keeps(record));
-        Self { records: kept.map(|record| Record::new(record.key, record.bits())).collect() }
+        Self::new(kept.map(|record| Record::new(record.key, record.bits())).collect())
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
@@ -141,8 +154,15 @@ pub(super) enum Parent {
 }
 
 impl Segment {
-    /// A segment without holders. `hashes` has 1 to `capacity` elements.
-    pub(super) fn new(serial: u64, position: u32, parent: Parent, hashes: &[ChainHash], capacity: usize) -> Self {
+    /// A segment of `holders`. `hashes` has 1 to `capacity` elements.
+    pub(super) fn new(
+        serial: u64,
+        position: u32,
+        parent: Parent,
+        hashes: &[ChainHash],
+        capacity: usize,
+        holders: Arc<Holders>,
+    ) -> Self {
         let at = |at: usize| AtomicU64::new(hashes.get(at).map_or(0, |hash| hash.0));
         Self {
             serial,
@@ -152,7 +172,7 @@ impl Segment {
             filled: AtomicU32::new(hashes.len() as u32),
             forks: AtomicU64::new(0),
             hashes: (0..capacity.clamp(hashes.len().max(1), RUN)).map(at).collect(),
-            holders: Published::new(Some(Arc::new(Holders::default()))),
+            holders: Published::new(Some(holders)),
             children: Arc::default(),
             parent,
         }
@@ -236,13 +256,13 @@ impl Segment {
     pub(super) fn resized(&self, capacity: usize) -> Self {
         let len = self.len();
         let hashes: SmallVec<[ChainHash; RUN]> = (0..len).filter_map(|at| self.hash(at)).collect();
-        let mut next = Self::new(self.serial, self.position, self.parent.clone(), &hashes, capacity);
+        let holders = self.holders.load().clone().unwrap_or_default();
+        let mut next = Self::new(self.serial, self.position, self.parent.clone(), &hashes, capacity, holders);
         next.children = self.children.clone();
         next.forks.store(self.forks.load(Ordering::Relaxed), Ordering::Relaxed);
         if len < self.filled() {
             next.set_fork(len);
         }
-        next.holders.store(self.holders.load().clone());
         next
     }
 

@@ -16,7 +16,7 @@ use super::claim::{Bounds, Claim, From, Held};
 use super::plane::Plane;
 use super::publish::{Loaded, Ordering, Published};
 use super::segment::{Holders, IS_GONE, Parent, RUN, Record, Segment, View};
-use super::table::{GONE, MIN_SLOTS, Table, slots_for};
+use super::table::{MIN_SLOTS, Slot, Table, slots_for};
 use crate::WorkerId;
 use crate::block::ChainHash;
 use parking_lot::{Mutex, MutexGuard};
@@ -62,18 +62,22 @@ struct Writer {
 /// One lock's share of the index.
 #[derive(Debug)]
 pub(super) struct Shard {
+    number: usize,
     table: Published<Table>,
     writer: Mutex<Writer>,
 }
 
 impl Shard {
-    pub(super) fn new(seed: u64) -> Self {
-        let table = Table::new(MIN_SLOTS);
+    /// An empty one, with its table.
+    pub(super) fn new(number: usize) -> (Self, Arc<Table>) {
+        let table = Arc::new(Table::new(MIN_SLOTS));
         let size = Size { bytes: table.bytes(), ..Size::default() };
-        Self {
-            table: Published::new(Some(Arc::new(table))),
-            writer: Mutex::new(Writer { size, seed, ..Writer::default() }),
-        }
+        let shard = Self {
+            number,
+            table: Published::new(Some(table.clone())),
+            writer: Mutex::new(Writer { size, seed: number as u64 + 1, ..Writer::default() }),
+        };
+        (shard, table)
     }
 
     /// The segment that begins with `head`. Never waits.
@@ -125,10 +129,9 @@ impl Shard {
     ) -> Option<Held> {
         let mut writer = self.writer.lock();
         let head = *chain.first()?;
-        if self.find(head).is_none() {
-            self.create(&mut writer, from, chain, bounds);
-        }
-        let segment = self.find(head)?;
+        let Some(segment) = self.find(head) else {
+            return self.create(&mut writer, claim, from, chain, mask, bounds);
+        };
         let spot = Spot { head, serial: segment.serial, offset: 0 };
         self.hold(&mut writer, claim, segment, spot, chain, mask, bounds)
     }
@@ -142,6 +145,7 @@ impl Shard {
         change(&mut view);
         Self::set_view(&mut writer, &segment, worker, view);
         self.settle(&mut writer, &segment, bounds);
+        self.show(spot.head);
     }
 
     /// Drops records that `keeps` refuses, memory that is not needed, and what is too much; returns how many records went.
@@ -168,10 +172,11 @@ impl Shard {
             if len > 0 && len + len / 2 < capacity {
                 self.replace(&mut writer, segment, segment.resized(len));
             }
+            Self::show_in(slot);
         }
         let slots = slots_for(writer.size.segments);
         if slots * 2 <= table.slots.len() {
-            self.rebuild(&mut writer, slots);
+            self.rebuild(&mut writer, slots, bounds);
         }
         self.make_room(&mut writer, bounds);
         freed
@@ -206,28 +211,48 @@ impl Shard {
         }
         let blocks = (u64::MAX >> (RUN - count) & mask) << offset;
         let (before, untrusted) = self.enter(writer, &segment, claim, blocks);
+        self.show(spot.head);
         self.make_room(writer, bounds);
         Some(Held { spot, count, before: before >> offset, untrusted: untrusted >> offset })
     }
 
     /// Begins a segment with as many blocks of `chain` as have no segment of their own.
-    fn create(&self, writer: &mut MutexGuard<'_, Writer>, from: From, chain: &[ChainHash], bounds: &Bounds<'_>) {
+    fn create(
+        &self,
+        writer: &mut MutexGuard<'_, Writer>,
+        claim: Claim,
+        from: From,
+        chain: &[ChainHash],
+        mask: u64,
+        bounds: &Bounds<'_>,
+    ) -> Option<Held> {
         let most = chain.len().min(RUN);
-        let fork = (1..most).find(|&at| bounds.index.begins(chain[at]));
-        let len = fork.unwrap_or(most);
+        let fork = bounds.index.first_to_begin(&chain[1..most]).map(|at| at + 1);
+        let count = fork.unwrap_or(most);
         writer.serial += 1;
+        let spot = Spot { head: *chain.first()?, serial: writer.serial, offset: 0 };
+        let mut view = View::default();
+        claim.put_into(&mut view, u64::MAX >> (RUN - count) & mask);
+        let holders = Holders::of_one(claim.worker, &view);
         let parent = adopt(from, bounds);
-        let segment = Segment::new(writer.serial, from.position, parent, &chain[..len], len);
+        writer.size.memberships += view.memberships();
+        writer.size.bytes += holders.heap_bytes();
+        let segment = Segment::new(spot.serial, from.position, parent, &chain[..count], count, Arc::new(holders));
         if let Some(fork) = fork {
             segment.set_fork(fork);
         }
-        self.reserve(writer);
+        self.reserve(writer, bounds);
         writer.size.segments += 1;
-        writer.size.blocks += len;
-        writer.size.bytes += segment.heap_bytes() + Holders::default().heap_bytes();
+        writer.size.blocks += count;
+        writer.size.bytes += segment.heap_bytes();
         if let Some(table) = self.table.load().as_ref() {
-            writer.used += usize::from(table.insert(chain[0], Arc::new(segment)));
+            writer.used += usize::from(table.insert(spot.head, Arc::new(segment)));
         }
+        let is_full = writer.size.bytes > bounds.max_bytes;
+        self.make_room(writer, bounds);
+        // Else evicted as soon as it was entered: there is no room at all.
+        let is_there = !is_full || self.at(spot).is_some();
+        is_there.then_some(Held { spot, count, before: 0, untrusted: 0 })
     }
 
     /// Appends blocks from `at` on, up to the first that has a segment of its own; returns how many.
@@ -245,15 +270,14 @@ impl Shard {
         if at != segment.len() {
             return 0;
         }
-        let fits = |(step, hash): &(usize, &ChainHash)| {
-            let was_another = at + step < segment.filled() && segment.hash(at + step) != Some(**hash);
-            let is_fork = was_another || segment.is_fork(at + step) || bounds.index.begins(**hash);
-            if is_fork {
-                segment.set_fork(at + step);
-            }
-            !is_fork
-        };
-        let count = chain.iter().enumerate().take_while(fits).count();
+        let most = chain.len().min(RUN - at);
+        let was_another = |step: &usize| at + step < segment.filled() && segment.hash(at + step) != Some(chain[*step]);
+        let is_fork = |step: &usize| was_another(step) || segment.is_fork(at + step);
+        let first_fork = (0..most).find(is_fork).unwrap_or(most);
+        let count = bounds.index.first_to_begin(&chain[..first_fork]).unwrap_or(first_fork);
+        if count < chain.len() {
+            segment.set_fork(at + count);
+        }
         let mut done = 0;
         while done < count && segment.push(chain[done]) {
             done += 1;
@@ -270,35 +294,24 @@ impl Shard {
         count
     }
 
+    /// Lets the slot of a segment say what that is like now.
+    fn show(&self, head: ChainHash) {
+        if let Some(slot) = self.table.load().as_ref().and_then(|table| table.slot_of(head)) {
+            Self::show_in(slot);
+        }
+    }
+
+    fn show_in(slot: &Slot) {
+        if let Some(segment) = slot.segment.load().as_ref() {
+            slot.show(segment);
+        }
+    }
+
     fn enter(&self, writer: &mut MutexGuard<'_, Writer>, segment: &Segment, claim: Claim, blocks: u64) -> (u64, u64) {
         let mut view = segment.view(claim.worker);
-        let before = view.bits(claim.plane) & blocks;
-        let doubts: &[Plane] = match claim.plane {
-            Plane::HELD => &[Plane::DOUBTED, Plane::UNSURE],
-            Plane::RECENT | Plane::PLACED => &[],
-            _ => &[Plane::UNSURE],
-        };
-        let untrusted = doubts.iter().fold(0, |sum, doubt| sum | view.bits(*doubt)) & before;
-        if claim.plane == Plane::PLACED {
-            // What events confirm needs no second reason.
-            let blocks = blocks & !view.bits(Plane::HELD);
-            let until = view.bits(Plane::UNTIL);
-            let still = if until > u64::from(claim.now) { view.bits(Plane::PLACED) } else { 0 };
-            if blocks != 0 {
-                view.set(Plane::PLACED, still | blocks);
-                view.set(Plane::UNTIL, until.max(u64::from(claim.until)));
-            }
-        } else {
-            view.set(claim.plane, view.bits(claim.plane) | blocks);
-            for doubt in doubts {
-                view.clear(*doubt, blocks);
-            }
-            if claim.plane == Plane::HELD {
-                view.clear(Plane::PLACED, blocks);
-            }
-        }
+        let found = claim.put_into(&mut view, blocks);
         Self::set_view(writer, segment, claim.worker, view);
-        (before, untrusted)
+        found
     }
 
     fn set_view(writer: &mut MutexGuard<'_, Writer>, segment: &Segment, worker: WorkerId, view: View) {
@@ -339,8 +352,7 @@ impl Shard {
             writer.size.bytes -= holders.heap_bytes();
         }
         writer.size.bytes -= segment.heap_bytes();
-        slot.head.store(GONE, Ordering::Release);
-        slot.segment.store(None);
+        slot.vacate();
         leave(segment, bounds);
     }
 

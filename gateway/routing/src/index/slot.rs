@@ -47,13 +47,11 @@ pub(super) enum Standing {
     Corrected,
 }
 
-/// In [`Slot::live`], beside the generation: the worker's hits are corrected.
+/// In [`Slots::live`], beside the generation: the worker's hits are corrected.
 const CORRECTED: u64 = 1 << 63;
 
 #[derive(Debug)]
 struct Slot {
-    /// Lowest generation that is alive, and [`CORRECTED`].
-    live: AtomicU64,
     /// Learned rates, bits of an f32.
     survival: AtomicU32,
     correction: AtomicU32,
@@ -62,22 +60,26 @@ struct Slot {
 
 /// One entry for every slot that a worker can have.
 #[derive(Debug)]
-pub(super) struct Slots(Box<[Slot]>);
+pub(super) struct Slots {
+    /// Lowest generation that is alive, and [`CORRECTED`]. Look-ups go through these by the thousand: nothing lies between.
+    live: Box<[AtomicU64]>,
+    slots: Box<[Slot]>,
+}
 
 impl Slots {
     pub(super) fn new() -> Self {
         let slot = |_| Slot {
-            live: AtomicU64::new(0),
             survival: AtomicU32::new((FIRST_SURVIVAL as f32).to_bits()),
             correction: AtomicU32::new(1f32.to_bits()),
             groups: Published::new(None),
         };
-        Self((0..MAX_WORKERS).map(slot).collect())
+        let live = (0..MAX_WORKERS).map(|_| AtomicU64::new(0)).collect();
+        Self { live, slots: (0..MAX_WORKERS).map(slot).collect() }
     }
 
     pub(super) fn standing(&self, worker: WorkerId) -> Standing {
-        let Some(slot) = self.slot(worker) else { return Standing::Dead };
-        let live = slot.live.load(Ordering::Acquire);
+        let Some(live) = self.live.get(worker.slot as usize) else { return Standing::Dead };
+        let live = live.load(Ordering::Acquire);
         match live & !CORRECTED <= u64::from(worker.generation) {
             false => Standing::Dead,
             true if live & CORRECTED != 0 => Standing::Corrected,
@@ -93,7 +95,7 @@ impl Slots {
         let Some(slot) = self.slot(worker) else { return };
         let next = u64::from(worker.generation) + 1;
         let raise = |live: u64| (live & !CORRECTED < next).then_some(next);
-        if slot.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, raise).is_ok() {
+        if self.live[worker.slot as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, raise).is_ok() {
             slot.groups.store(None);
             slot.correction.store(1f32.to_bits(), Ordering::Relaxed);
         }
@@ -115,7 +117,7 @@ impl Slots {
         let Some(slot) = self.slot(worker) else { return };
         let flag = if groups.is_corrected { CORRECTED } else { 0 };
         let is_mine = |live: u64| (live & !CORRECTED <= u64::from(worker.generation)).then_some(live | flag);
-        if slot.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_mine).is_ok() {
+        if self.live[worker.slot as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, is_mine).is_ok() {
             slot.groups.store(Some(Arc::new(groups)));
         }
     }
@@ -134,7 +136,7 @@ impl Slots {
     }
 
     fn slot(&self, worker: WorkerId) -> Option<&Slot> {
-        self.0.get(worker.slot as usize)
+        self.slots.get(worker.slot as usize)
     }
 }
 

@@ -16,26 +16,22 @@ const SAMPLES: usize = 8;
 
 impl Shard {
     /// Makes room in the table for one more segment.
-    pub(super) fn reserve(&self, writer: &mut MutexGuard<'_, Writer>) {
+    pub(super) fn reserve(&self, writer: &mut MutexGuard<'_, Writer>, bounds: &Bounds<'_>) {
         let slots = self.table.load().as_ref().map_or(0, |table| table.slots.len());
         if (writer.used + 1) * 4 > slots * 3 {
-            self.rebuild(writer, slots_for(writer.size.segments + 1));
+            self.rebuild(writer, slots_for(writer.size.segments + 1), bounds);
         }
     }
 
-    pub(super) fn rebuild(&self, writer: &mut MutexGuard<'_, Writer>, slots: usize) {
+    pub(super) fn rebuild(&self, writer: &mut MutexGuard<'_, Writer>, slots: usize, bounds: &Bounds<'_>) {
         let old = self.table.load();
-        let new = Table::new(slots);
-        writer.used = 0;
-        for slot in old.iter().flat_map(|old| &old.slots) {
-            let loaded = slot.segment.load();
-            if let Some(segment) = loaded.as_ref() {
-                writer.used += usize::from(new.insert(segment.head(), segment.clone()));
-            }
-        }
+        let (new, used) = old.as_ref().map_or_else(|| (Table::new(slots), 0), |old| old.rebuilt(slots));
+        writer.used = used;
         let before = old.as_ref().map_or(0, |old| old.bytes());
         writer.size.bytes = writer.size.bytes + new.bytes() - before;
-        self.table.store(Some(Arc::new(new)));
+        let new = Arc::new(new);
+        self.table.store(Some(new.clone()));
+        bounds.index.publish(self.number, new);
     }
 
     /// Evicts while there is too much: each time the worst of a few sampled segments.
@@ -45,15 +41,15 @@ impl Shard {
             let blocks = worst.len();
             self.remove(writer, &worst, bounds);
             writer.evicted += blocks as u64;
-            self.shrink(writer);
+            self.shrink(writer, bounds);
         }
     }
 
-    fn shrink(&self, writer: &mut MutexGuard<'_, Writer>) {
+    fn shrink(&self, writer: &mut MutexGuard<'_, Writer>, bounds: &Bounds<'_>) {
         let slots = slots_for(writer.size.segments);
         let now = self.table.load().as_ref().map_or(0, |table| table.slots.len());
         if slots * 4 <= now {
-            self.rebuild(writer, slots);
+            self.rebuild(writer, slots, bounds);
         }
     }
 

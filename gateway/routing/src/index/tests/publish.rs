@@ -10,6 +10,7 @@ use crate::index::claim::{Bounds, Claim, From, Held, Surroundings};
 use crate::index::plane::Plane;
 use crate::index::segment::Record;
 use crate::index::shard::Shard;
+use crate::index::table::Table;
 use loom::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -35,13 +36,15 @@ impl Surroundings for Alone {
         true
     }
 
-    fn begins(&self, _: ChainHash) -> bool {
-        false
+    fn first_to_begin(&self, _: &[ChainHash]) -> Option<usize> {
+        None
     }
 
     fn children(&self, _: Spot) -> Option<Arc<AtomicU32>> {
         None
     }
+
+    fn publish(&self, _: usize, _: Arc<Table>) {}
 
     fn dangling(&self) -> &AtomicUsize {
         &self.0
@@ -90,7 +93,7 @@ fn check(write: impl Fn(&Shard) + Send + Sync + Copy + 'static, read: impl Fn(&S
     builder.preemption_bound = Some(PREEMPTIONS);
     builder.max_branches = BRANCHES;
     builder.check(move || {
-        let shard = Arc::new(Shard::new(1));
+        let shard = Arc::new(Shard::new(0).0);
         hold(&shard, V, &[A, B]);
         let reader = {
             let shard = shard.clone();
