@@ -44,11 +44,13 @@
 
 mod claim;
 mod feedback;
+mod hits;
 pub mod ledger;
 mod lookup;
 mod plane;
 mod publish;
 mod recent;
+mod retention;
 mod segment;
 mod shard;
 mod slot;
@@ -58,8 +60,9 @@ mod table;
 mod tests;
 
 pub use feedback::CacheReport;
-pub use lookup::{HitDetail, Hits};
+pub use hits::{HitDetail, Hits};
 pub use plane::{GroupKind, MAX_GROUPS, Place, Tier};
+pub use retention::Retention;
 pub use segment::RUN;
 
 use crate::WorkerId;
@@ -70,6 +73,7 @@ use parking_lot::Mutex;
 use plane::Plane;
 use publish::Published;
 use recent::Recent;
+use retention::ticks;
 use segment::{Holders, Record, Segment, View};
 use shard::Shard;
 use slot::Slots;
@@ -83,47 +87,6 @@ const SHARDS: usize = 64;
 const SHARDS_PER_SWEEP: usize = 8;
 /// Of the budget, what segments may have however large ledgers grow: one part in so many.
 const SEGMENTS_SHARE: usize = 4;
-/// Blocks of a worker without events whose capacity is unknown: the default of engines in tests and demos.
-const ASSUMED_CAPACITY_BLOCKS: u32 = 16_384;
-/// How long an own placement counts beyond its expected first token: events follow the prefill within milliseconds.
-const PLACEMENT_MS: u32 = 5_000;
-/// The longest that one counts: a prediction beyond this is no reason to believe.
-const MAX_PLACEMENT_MS: u32 = 60_000;
-/// Placement times are kept in these units: 2³² of them are 8 years.
-const TICK_MS: u64 = 64;
-/// Monotonic ms → ticks, from 1.
-fn ticks(ms: u64) -> u32 {
-    (ms / TICK_MS + 1).min(u64::from(u32::MAX)) as u32
-}
-
-/// How an own placement is remembered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retention {
-    /// The worker has events: count at once, forget after `for_ms` unless they confirm.
-    Expiring {
-        /// From the placement.
-        for_ms: u32,
-    },
-    /// The worker has no events: keep the most recently used blocks up to its capacity.
-    Recent {
-        /// KV capacity.
-        capacity_blocks: u32,
-    },
-}
-
-impl Retention {
-    /// For a worker with events whose first token is expected after `expected_ttft_ms`.
-    pub fn until_confirmed(expected_ttft_ms: f64) -> Self {
-        // A float cast saturates and takes what is not a number as zero.
-        let for_ms = PLACEMENT_MS.saturating_add(expected_ttft_ms as u32).min(MAX_PLACEMENT_MS);
-        Self::Expiring { for_ms }
-    }
-
-    /// For a worker without events.
-    pub fn recent(capacity_blocks: Option<u32>) -> Self {
-        Self::Recent { capacity_blocks: capacity_blocks.unwrap_or(ASSUMED_CAPACITY_BLOCKS) }
-    }
-}
 
 /// Size and losses of the index, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -288,6 +251,12 @@ impl PrefixIndex {
     /// What hits of `worker` are multiplied with because one of its attention groups is not modelled; 1 for others.
     pub fn correction(&self, worker: WorkerId) -> f64 {
         self.slots.correction(worker)
+    }
+
+    /// Tells whether `worker` drafts with a model that reads hidden states (EAGLE, MTP). Those of the last block of a hit are
+    /// not kept, so that the engine computes that block anew, and it is not credited.
+    pub fn set_drafts(&self, worker: WorkerId, drafts: bool) {
+        self.slots.set_drafts(worker, drafts);
     }
 
     /// Enters `chain`, which follows the block at `parent` (`None`: nothing that is known) at depth `position`. `visit` gets

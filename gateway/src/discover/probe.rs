@@ -93,7 +93,8 @@ pub async fn probe(peer: &Peer, wanted: Option<&str>) -> Result<Profile, ProbeEr
     let block_size = reading.block_size.or(info.page_size);
     let capacity_blocks = reading.capacity_blocks.or(info.capacity_blocks);
     let Served { model, names, max_model_len } = served;
-    let facts = Facts { names, max_model_len, version, block_size, capacity_blocks, degraded };
+    let drafts = reading.drafts;
+    let facts = Facts { names, max_model_len, version, block_size, capacity_blocks, drafts, degraded };
     Ok(Profile { model, facts, sources, instance: info.instance, reading })
 }
 

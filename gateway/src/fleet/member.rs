@@ -21,6 +21,8 @@ pub struct Facts {
     pub block_size: Option<u32>,
     /// KV capacity in blocks.
     pub capacity_blocks: Option<u32>,
+    /// Whether it drafts tokens, and so computes the last block of a hit anew.
+    pub drafts: bool,
     /// What is missing or odd although it serves, for people.
     pub degraded: Vec<String>,
 }

@@ -191,7 +191,9 @@ impl Owner {
         let Some(member) = self.member(worker) else { return Need::Nothing };
         let block_size = member.event_block_size.or(facts.block_size);
         let (names, capacity_blocks) = (facts.names.clone(), facts.capacity_blocks);
+        let drafts = facts.drafts;
         member.facts = facts;
+        self.shared.index.set_drafts(worker, drafts);
         let named = self.name(worker, names);
         self.reduce(FleetEvent::CacheLearned { worker, block_size, capacity_blocks }, Need::Now).max(named)
     }

@@ -20,6 +20,9 @@ pub struct Reading {
     pub block_size: Option<u32>,
     /// KV capacity in blocks.
     pub capacity_blocks: Option<u32>,
+    /// Whether it drafts tokens: then it computes the last block of a hit anew. What it drafts with is not told; by n-grams it
+    /// would keep that block, which is then credited as one too few.
+    pub drafts: bool,
     /// When the process started, Unix seconds: a change proves a restart.
     pub process_start_seconds: Option<f64>,
 }
@@ -65,7 +68,7 @@ impl Reading {
                     reading
                         .rank(sample.label("engine"), |load| load.kv_usage = Some(sample.value.clamp(0.0, 1.0) as f32));
                 }
-                _ => {}
+                name => reading.drafts |= name.starts_with("vllm:spec_decode_"),
             }
         }
         reading
@@ -159,6 +162,7 @@ mod tests {
             Some(EngineLoad { running: 3, waiting: 1, kv_usage: 0.5, at_ms: 7 })
         );
         assert_eq!(reading.load(Some(1)).and_then(|load| load.at(7)), None, "absent is unknown, not zero");
-        assert_eq!(reading.block_size, None);
+        assert_eq!((reading.block_size, reading.drafts), (None, false));
+        assert!(Reading::parse("vllm:spec_decode_num_drafts_total{engine=\"0\"} 0\n").drafts);
     }
 }

@@ -4,6 +4,7 @@
 //! ascending like the candidates, narrow them. Who has more than plain blocks in device memory (other tiers, further
 //! attention groups, unsure blocks) is set aside and walked through alone, with all planes, at the end.
 
+use super::hits::{HitDetail, Hits};
 use super::plane::{self, GroupKind, PLANES, Plane};
 use super::segment::{RUN, Record, Segment};
 use super::slot::{Groups, Standing};
@@ -11,67 +12,12 @@ use super::table::Glance;
 use super::{MAX_GROUPS, PrefixIndex, Tables, mask, ticks};
 use crate::WorkerId;
 use crate::block::ChainHash;
+use smallvec::SmallVec;
 
 /// As many records for each active worker make it cheaper to search for it than to pass all records by.
 const SPARSE: usize = 8;
 /// Slots brought in at once.
 const TOUCHED: usize = 8;
-
-/// Prefix lengths found for one prompt. Kept between look-ups for its memory.
-#[derive(Clone, Debug, Default)]
-pub struct Hits {
-    /// (worker, blocks from the start of the prompt that it is credited), ascending by worker, zero hits absent.
-    pub blocks: Vec<(WorkerId, u32)>,
-    details: Vec<(WorkerId, HitDetail)>,
-    /// Positions in `blocks` of those that have everything so far.
-    active: Vec<u32>,
-    /// Positions in `blocks` of those to look at alone.
-    special: Vec<u32>,
-}
-
-/// What a worker has of a prompt beyond plain blocks in device memory. Blocks count from the start of the prompt.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct HitDetail {
-    /// Credited: cut where every attention group can go on, unsure blocks weighted by their survival, corrected.
-    pub device: u32,
-    /// Contiguous when host memory counts as well, unsure blocks weighted.
-    pub host: u32,
-    /// The same with local disks.
-    pub disk: u32,
-    /// The same with shared storage.
-    pub remote: u32,
-    /// Unsure blocks among those of the device that were credited in part.
-    pub unconfirmed: u32,
-    /// Whether an attention group is not modelled, so that `device` was multiplied with what responses taught.
-    pub is_corrected: bool,
-}
-
-impl Hits {
-    /// Blocks credited to `worker`. O(log hits).
-    pub fn of(&self, worker: WorkerId) -> u32 {
-        self.blocks.binary_search_by_key(&worker, |&(id, _)| id).map_or(0, |at| self.blocks[at].1)
-    }
-
-    /// What stands behind the credit of a worker that has more than plain blocks in device memory. O(log hits).
-    pub fn detail(&self, worker: WorkerId) -> Option<&HitDetail> {
-        let at = self.details.binary_search_by_key(&worker, |(id, _)| *id).ok()?;
-        Some(&self.details[at].1)
-    }
-
-    fn clear(&mut self) {
-        self.blocks.clear();
-        self.details.clear();
-        self.active.clear();
-        self.special.clear();
-    }
-}
-
-impl From<Vec<(WorkerId, u32)>> for Hits {
-    /// Plain hits; `blocks` ascending by worker.
-    fn from(blocks: Vec<(WorkerId, u32)>) -> Self {
-        Self { blocks, ..Self::default() }
-    }
-}
 
 /// When and how own placements count.
 #[derive(Clone, Copy)]
@@ -97,7 +43,7 @@ impl PrefixIndex {
             let glance = tables.of(head).glance(head).filter(|glance| position > 0 && glance.is_front_of(rest));
             let count = match glance {
                 Some(glance) => {
-                    narrow_to_one(glance, position, out);
+                    narrow_to_few(glance, position, out);
                     glance.len
                 }
                 None => self.take(position, rest, moment, out),
@@ -140,7 +86,7 @@ impl PrefixIndex {
             match self.slots.standing(first.worker()) {
                 Standing::Dead => continue,
                 Standing::Plain => {}
-                Standing::Corrected => group.is_special = true,
+                Standing::Special => group.is_special = true,
             }
             let at = out.blocks.len() as u32;
             let blocks = (group.have.trailing_ones() as usize).min(count);
@@ -166,7 +112,7 @@ impl PrefixIndex {
             }
             let at = out.blocks.len() as u32;
             out.blocks.push((worker, blocks as u32));
-            if standing == Standing::Corrected {
+            if standing == Standing::Special {
                 out.special.push(at);
             } else if blocks == count {
                 out.active.push(at);
@@ -195,7 +141,8 @@ impl PrefixIndex {
             let Some(holders) = holders.as_ref() else { return false };
             progress.advance(&holders.records[holders.of(worker)], count, moment)
         });
-        progress.detail(self.survival(worker), self.correction(worker))
+        let detail = progress.detail(self.survival(worker), self.correction(worker));
+        if self.slots.drafts(worker) { detail.without_last() } else { detail }
     }
 }
 
@@ -240,18 +187,21 @@ fn touch(tables: &Tables, chain: &[ChainHash], position: usize) -> usize {
     position + RUN * TOUCHED
 }
 
-/// [`narrow`], where one worker has the whole segment, or some of it, and nobody else anything.
-fn narrow_to_one(glance: Glance, position: usize, out: &mut Hits) {
-    let worker = plane::worker(glance.key);
-    let found = out.active.binary_search_by_key(&worker, |&at| out.blocks[at as usize].0);
-    let at = found.ok().map(|found| out.active[found]);
-    out.active.clear();
-    let Some(at) = at else { return };
-    let blocks = (glance.bits.trailing_ones() as usize).min(glance.len);
-    out.blocks[at as usize].1 = (position + blocks) as u32;
-    if blocks == glance.len {
-        out.active.push(at);
+/// [`narrow`] by a glance at the segment.
+fn narrow_to_few(glance: Glance, position: usize, out: &mut Hits) {
+    let mut kept: SmallVec<[u32; 2]> = SmallVec::new();
+    for (key, bits) in glance.records() {
+        let worker = plane::worker(key);
+        let Ok(found) = out.active.binary_search_by_key(&worker, |&at| out.blocks[at as usize].0) else { continue };
+        let at = out.active[found];
+        let blocks = (bits.trailing_ones() as usize).min(glance.len);
+        out.blocks[at as usize].1 = (position + blocks) as u32;
+        if blocks == glance.len {
+            kept.push(at);
+        }
     }
+    out.active.clear();
+    out.active.extend(kept);
 }
 
 /// Keeps active those that have all `count` blocks of `segment`; the depth of the others stands.

@@ -112,9 +112,13 @@ impl Holders {
 
     /// Pairs of block and plane.
     pub(super) fn memberships(&self) -> usize {
-        let memberships = self.records.iter().filter(|record| record.plane().is_membership());
-        memberships.map(|record| record.bits().count_ones() as usize).sum()
+        memberships(&self.records)
     }
+}
+
+fn memberships(records: &[Record]) -> usize {
+    let memberships = records.iter().filter(|record| record.plane().is_membership());
+    memberships.map(|record| record.bits().count_ones() as usize).sum()
 }
 
 /// Consecutive blocks and their holders.
@@ -276,15 +280,17 @@ impl Segment {
         view
     }
 
-    /// Lets `worker` have what `view` says; planes without bits end.
-    pub(super) fn set_view(&self, worker: WorkerId, mut view: View) {
+    /// Lets `worker` have what `view` says; planes without bits end. Returns memberships and bytes before and after.
+    pub(super) fn set_view(&self, worker: WorkerId, mut view: View) -> [(usize, usize); 2] {
         view.planes.retain(|(_, bits)| *bits != 0);
         if view.bits(Plane::PLACED) == 0 {
             view.planes.retain(|(plane, _)| *plane != Plane::UNTIL);
         }
         let guard = self.holders.load();
-        let Some(holders) = guard.as_ref() else { return };
+        let Some(holders) = guard.as_ref() else { return [(0, 0); 2] };
         let records = &holders.records[holders.of(worker)];
+        let before = (memberships(records), holders.heap_bytes());
+        let mut bytes = before.1;
         if records.iter().map(Record::plane).eq(view.planes.iter().map(|(plane, _)| *plane)) {
             for (record, (_, bits)) in records.iter().zip(&view.planes) {
                 if record.bits() != *bits {
@@ -292,8 +298,11 @@ impl Segment {
                 }
             }
         } else {
-            self.set_holders(holders.with(worker, &view));
+            let next = holders.with(worker, &view);
+            bytes = next.heap_bytes();
+            self.set_holders(next);
         }
+        [(before.0, view.memberships()), (before.1, bytes)]
     }
 
     pub(super) fn heap_bytes(&self) -> usize {

@@ -1,8 +1,8 @@
 //! One shard of the index: a table of segments that any number of readers search while one writer changes it.
 //!
 //! ```text
-//! table ─► slot: head hash ─► segment ─► hashes …        written behind those that readers may see
-//!                                    └─► holders ─► records: (worker, plane), bits      bits change in place
+//! table ─► slot: head hash, a glance ─► segment ─► hashes …        written behind those that readers may see
+//!                                              └─► holders ─► records: (worker, plane), bits      bits change in place
 //! ```
 //!
 //! A reader loads the table, the segment and its holders, each of them whole, and never waits. The writer has the lock of
@@ -13,7 +13,6 @@ mod room;
 
 use super::Spot;
 use super::claim::{Bounds, Claim, From, Held};
-use super::plane::Plane;
 use super::publish::{Loaded, Ordering, Published};
 use super::segment::{Holders, IS_GONE, Parent, RUN, Record, Segment, View};
 use super::table::{MIN_SLOTS, Slot, Table, slots_for};
@@ -87,6 +86,12 @@ impl Shard {
         // The slot may have been given to another segment in between.
         let is_it = segment.as_ref().is_some_and(|segment| segment.head() == head);
         is_it.then_some(Found(segment))
+    }
+
+    /// The segment that begins with `head`, as its slot tells.
+    #[cfg(loom)]
+    pub(super) fn glance(&self, head: ChainHash) -> Option<super::table::Glance> {
+        self.table.load().as_ref()?.glance(head)
     }
 
     /// The segment of `spot`, unless it went.
@@ -315,11 +320,9 @@ impl Shard {
     }
 
     fn set_view(writer: &mut MutexGuard<'_, Writer>, segment: &Segment, worker: WorkerId, view: View) {
-        let measure = || segment.holders().as_ref().map_or(0, |holders| holders.heap_bytes());
-        let (memberships, bytes) = (segment.view(worker).memberships(), measure());
-        writer.size.memberships = writer.size.memberships + view.memberships() - memberships;
-        segment.set_view(worker, view);
-        writer.size.bytes = writer.size.bytes + measure() - bytes;
+        let [memberships, bytes] = segment.set_view(worker, view);
+        writer.size.memberships = writer.size.memberships + memberships.1 - memberships.0;
+        writer.size.bytes = writer.size.bytes + bytes.1 - bytes.0;
     }
 
     /// Lets blocks and segments go that nobody has any more, where that is quickly told.

@@ -43,12 +43,16 @@ pub(super) enum Standing {
     /// Its generation is gone.
     Dead,
     Plain,
-    /// Its hits are corrected.
-    Corrected,
+    /// More than its blocks tells its hits.
+    Special,
 }
 
 /// In [`Slots::live`], beside the generation: the worker's hits are corrected.
 const CORRECTED: u64 = 1 << 63;
+/// Likewise: the worker drafts, and computes the last block of every hit anew.
+const DRAFTS: u64 = 1 << 62;
+/// A generation has neither.
+const FLAGS: u64 = CORRECTED | DRAFTS;
 
 #[derive(Debug)]
 struct Slot {
@@ -61,7 +65,7 @@ struct Slot {
 /// One entry for every slot that a worker can have.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// Lowest generation that is alive, and [`CORRECTED`]. Look-ups go through these by the thousand: nothing lies between.
+    /// Lowest generation that is alive, and [`FLAGS`]. Look-ups go through these by the thousand: nothing lies between.
     live: Box<[AtomicU64]>,
     slots: Box<[Slot]>,
 }
@@ -80,9 +84,9 @@ impl Slots {
     pub(super) fn standing(&self, worker: WorkerId) -> Standing {
         let Some(live) = self.live.get(worker.slot as usize) else { return Standing::Dead };
         let live = live.load(Ordering::Acquire);
-        match live & !CORRECTED <= u64::from(worker.generation) {
+        match live & !FLAGS <= u64::from(worker.generation) {
             false => Standing::Dead,
-            true if live & CORRECTED != 0 => Standing::Corrected,
+            true if live & FLAGS != 0 => Standing::Special,
             true => Standing::Plain,
         }
     }
@@ -94,7 +98,7 @@ impl Slots {
     pub(super) fn forget(&self, worker: WorkerId) {
         let Some(slot) = self.slot(worker) else { return };
         let next = u64::from(worker.generation) + 1;
-        let raise = |live: u64| (live & !CORRECTED < next).then_some(next);
+        let raise = |live: u64| (live & !FLAGS < next).then_some(next);
         if self.live[worker.slot as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, raise).is_ok() {
             slot.groups.store(None);
             slot.correction.store(1f32.to_bits(), Ordering::Relaxed);
@@ -116,10 +120,23 @@ impl Slots {
     pub(super) fn set_groups(&self, worker: WorkerId, groups: Groups) {
         let Some(slot) = self.slot(worker) else { return };
         let flag = if groups.is_corrected { CORRECTED } else { 0 };
-        let is_mine = |live: u64| (live & !CORRECTED <= u64::from(worker.generation)).then_some(live | flag);
+        let is_mine = |live: u64| (live & !FLAGS <= u64::from(worker.generation)).then_some(live | flag);
         if self.live[worker.slot as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, is_mine).is_ok() {
             slot.groups.store(Some(Arc::new(groups)));
         }
+    }
+
+    /// Whether the worker drafts.
+    pub(super) fn drafts(&self, worker: WorkerId) -> bool {
+        self.live.get(worker.slot as usize).is_some_and(|live| live.load(Ordering::Relaxed) & DRAFTS != 0)
+    }
+
+    pub(super) fn set_drafts(&self, worker: WorkerId, drafts: bool) {
+        let Some(live) = self.live.get(worker.slot as usize) else { return };
+        let set = |live: u64| if drafts { live | DRAFTS } else { live & !DRAFTS };
+        let is_mine = |live: u64| (live & !FLAGS <= u64::from(worker.generation)).then(|| set(live));
+        // Refused for a generation that is gone: nothing is asked of it any more.
+        let _ = live.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_mine);
     }
 
     /// Learns from a response that counted `cached` blocks where `found` was known.

@@ -1,13 +1,12 @@
 //! Segments by their first hash: what readers search while the writer of the shard changes it.
 //!
 //! A slot also says at a glance what most readers want of its segment: how long it is, its last hash, and who has it if
-//! that is one worker. Those words change together: the writer makes their version odd before and even after, and a reader
-//! that saw it odd, or another one afterwards, has seen nothing and looks at the segment itself. So nobody waits for
-//! anybody, and most segments cost one read of memory instead of four that follow from each other.
+//! those are two workers at most. Those words change together: the writer makes their version odd before and even after,
+//! and a reader that saw it odd, or another one afterwards, has seen nothing and looks at the segment itself. So nobody
+//! waits for anybody, and most segments cost one read of memory instead of four that follow from each other.
 
-use super::plane::Plane;
 use super::publish::{AtomicU64, Ordering, Published, fence};
-use super::segment::{RUN, Segment};
+use super::segment::Segment;
 use crate::block::ChainHash;
 use std::sync::Arc;
 
@@ -16,8 +15,12 @@ pub(super) const MIN_SLOTS: usize = 8;
 
 const FREE: u64 = 0;
 const GONE: u64 = u64::MAX;
-/// In place of a record's key: nobody, or more than one glance tells.
-const NOT_ONE: u64 = u64::MAX;
+/// In place of a record's key: none.
+const NO_KEY: u64 = u64::MAX;
+/// In place of the first key: what there is cannot be told at a glance.
+const UNTOLD: u64 = u64::MAX - 1;
+/// Keys leave the upper bits free; in those of the first one stands the length.
+const LEN_SHIFT: u32 = 56;
 
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(align(64)))]
@@ -27,26 +30,31 @@ pub(super) struct Slot {
     pub(super) segment: Published<Segment>,
     /// Odd while the words below change.
     version: AtomicU64,
-    len: AtomicU64,
     last: AtomicU64,
-    /// Of the only record, if that is one of plain blocks.
-    key: AtomicU64,
-    bits: AtomicU64,
+    /// Keys and bits of the records, if they are few and of plain blocks; with the first key the length.
+    first: [AtomicU64; 2],
+    second: [AtomicU64; 2],
 }
 
-/// A segment of one holder, as its slot tells.
+/// A segment of few holders, as its slot tells.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Glance {
     pub(super) len: usize,
     last: ChainHash,
-    pub(super) key: u64,
-    pub(super) bits: u64,
+    /// Keys, ascending, and bits.
+    first: (u64, u64),
+    second: Option<(u64, u64)>,
 }
 
 impl Glance {
     /// Whether `chain` goes through the whole segment.
     pub(super) fn is_front_of(&self, chain: &[ChainHash]) -> bool {
         self.len.checked_sub(1).is_some_and(|last| chain.get(last) == Some(&self.last))
+    }
+
+    /// Keys, ascending, and bits of its holders.
+    pub(super) fn records(&self) -> impl Iterator<Item = (u64, u64)> {
+        std::iter::once(self.first).chain(self.second)
     }
 }
 
@@ -56,10 +64,9 @@ impl Slot {
             head: AtomicU64::new(FREE),
             segment: Published::new(None),
             version: AtomicU64::new(0),
-            len: AtomicU64::new(0),
             last: AtomicU64::new(0),
-            key: AtomicU64::new(NOT_ONE),
-            bits: AtomicU64::new(0),
+            first: [AtomicU64::new(UNTOLD), AtomicU64::new(0)],
+            second: [AtomicU64::new(NO_KEY), AtomicU64::new(0)],
         }
     }
 
@@ -68,31 +75,37 @@ impl Slot {
         let len = segment.len();
         let last = len.checked_sub(1).and_then(|last| segment.hash(last));
         let holders = segment.holders();
-        let (key, bits) = match holders.as_ref().map_or(&[][..], |holders| &holders.records) {
-            [only] if only.plane() <= Plane::RECENT => (only.key, only.bits()),
-            _ => (NOT_ONE, 0),
+        let with_len = |key: u64| key | (len as u64) << LEN_SHIFT;
+        let (first, second) = match holders.as_ref().map(|holders| (holders.is_plain, &holders.records[..])) {
+            Some((true, [only])) => ((with_len(only.key), only.bits()), (NO_KEY, 0)),
+            Some((true, [one, other])) => ((with_len(one.key), one.bits()), (other.key, other.bits())),
+            _ => ((UNTOLD, 0), (NO_KEY, 0)),
         };
-        self.say([len as u64, last.map_or(0, |last| last.0), key, bits]);
+        self.say([last.map_or(0, |last| last.0), first.0, first.1, second.0, second.1]);
     }
 
     /// Says what `other` does; only the writer of both calls.
     fn repeat(&self, other: &Self) {
-        self.say([&other.len, &other.last, &other.key, &other.bits].map(|word| word.load(Ordering::Relaxed)));
+        self.say(other.words().map(|word| word.load(Ordering::Relaxed)));
     }
 
-    fn say(&self, words: [u64; 4]) {
+    fn say(&self, words: [u64; 5]) {
         self.change(|slot| {
-            for (place, word) in [&slot.len, &slot.last, &slot.key, &slot.bits].into_iter().zip(words) {
+            for (place, word) in slot.words().into_iter().zip(words) {
                 place.store(word, Ordering::Relaxed);
             }
         });
+    }
+
+    fn words(&self) -> [&AtomicU64; 5] {
+        [&self.last, &self.first[0], &self.first[1], &self.second[0], &self.second[1]]
     }
 
     /// The segment is gone; only the writer calls.
     pub(super) fn vacate(&self) {
         self.change(|slot| {
             slot.head.store(GONE, Ordering::Release);
-            slot.key.store(NOT_ONE, Ordering::Relaxed);
+            slot.first[0].store(UNTOLD, Ordering::Relaxed);
         });
         self.segment.store(None);
     }
@@ -108,12 +121,15 @@ impl Slot {
     fn glance(&self, label: u64) -> Option<Glance> {
         let version = self.version.load(Ordering::Acquire);
         let head = self.head.load(Ordering::Relaxed);
-        let len = self.len.load(Ordering::Relaxed) as usize;
-        let last = ChainHash(self.last.load(Ordering::Relaxed));
-        let (key, bits) = (self.key.load(Ordering::Relaxed), self.bits.load(Ordering::Relaxed));
+        let [last, first, first_bits, second, second_bits] = self.words().map(|word| word.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        let is_whole = version % 2 == 0 && self.version.load(Ordering::Relaxed) == version;
-        (is_whole && head == label && key != NOT_ONE && len <= RUN).then_some(Glance { len, last, key, bits })
+        let is_whole = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
+        if !is_whole || head != label || first == UNTOLD {
+            return None;
+        }
+        let (len, key) = ((first >> LEN_SHIFT) as usize, first & !(u64::MAX << LEN_SHIFT));
+        let second = (second != NO_KEY).then_some((second, second_bits));
+        Some(Glance { len, last: ChainHash(last), first: (key, first_bits), second })
     }
 }
 
@@ -146,14 +162,9 @@ impl Table {
         None
     }
 
-    /// The segment that begins with `head`, if its slot tells all of it.
+    /// The segment that begins with `head`, if its slot tells all of it. Two heads may share a label, but not a last hash.
     pub(super) fn glance(&self, head: ChainHash) -> Option<Glance> {
-        let label = label(head);
-        // Two hashes share the label of an end of the range.
-        if label != head.0 {
-            return None;
-        }
-        self.slot_of(head)?.glance(label)
+        self.slot_of(head)?.glance(label(head))
     }
 
     /// Brings in the slot where the segment of `head` lies, if it is where it would like to.
@@ -163,7 +174,7 @@ impl Table {
 
     /// Puts `segment` where readers find it; the table has room. True when that used up a free slot.
     pub(super) fn insert(&self, head: ChainHash, segment: Arc<Segment>) -> bool {
-        self.put(label(head), head.0, segment, Slot::show)
+        self.put(head, segment, Slot::show)
     }
 
     /// A table of the same segments in so many slots, and how many of them are not free.
@@ -173,22 +184,19 @@ impl Table {
         for slot in &self.slots {
             let loaded = slot.segment.load();
             if let Some(segment) = loaded.as_ref() {
-                // Its head lies in memory that nothing else here touches; the label does in all but two cases as well.
-                let label = slot.head.load(Ordering::Relaxed);
-                let home = if label == FREE + 1 || label == GONE - 1 { segment.head().0 } else { label };
-                used += usize::from(new.put(label, home, segment.clone(), |new, _| new.repeat(slot)));
+                used += usize::from(new.put(segment.head(), segment.clone(), |new, _| new.repeat(slot)));
             }
         }
         (new, used)
     }
 
-    fn put(&self, label: u64, home: u64, segment: Arc<Segment>, show: impl FnOnce(&Slot, &Segment)) -> bool {
-        for slot in self.probe(ChainHash(home)) {
+    fn put(&self, head: ChainHash, segment: Arc<Segment>, show: impl FnOnce(&Slot, &Segment)) -> bool {
+        for slot in self.probe(head) {
             let found = slot.head.load(Ordering::Relaxed);
             if found == FREE || found == GONE {
                 show(slot, &segment);
                 slot.segment.store(Some(segment));
-                slot.head.store(label, Ordering::Release);
+                slot.head.store(label(head), Ordering::Release);
                 return found == FREE;
             }
         }

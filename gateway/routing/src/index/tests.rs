@@ -174,7 +174,11 @@ fn the_budget_holds_and_heads_outlive_tails() {
     let stats = index.stats();
     assert!(stats.bytes + stats.ledger_bytes <= stats.budget_bytes, "{stats:?}");
     assert!(stats.ledger_bytes > 40_000 * 16 && stats.evicted > 2_000, "{stats:?}");
-    assert_eq!(stats.entries as u64 + stats.evicted, 200 * 200);
+    let entered = stats.entries as u64 + stats.evicted;
+    assert!(
+        entered <= 200 * 200 && entered > 39_000,
+        "only what follows a block that went at once is left out: {stats:?}"
+    );
     let heads = prompts.iter().filter(|tokens| !hits(&index, &tokens[..1], 0, false).is_empty()).count();
     assert!(heads > 190, "{heads} of 200 prompts still start with a hit, {stats:?}");
 }

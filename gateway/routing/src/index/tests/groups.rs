@@ -167,3 +167,68 @@ fn events_of_groups_that_cannot_be_told_apart_are_refused() {
     let host = Place { tier: Tier::Host, group: 3 };
     assert_eq!(ledger.mirrored(&index, host, &names(&prompt(1, 3))).refused, 3);
 }
+
+/// Whether `kind` can go on behind the first `cut` blocks when it has those of `held`.
+fn allows(kind: GroupKind, held: &[bool], cut: usize) -> bool {
+    match kind {
+        GroupKind::Full | GroupKind::Unknown => held[..cut].iter().all(|has| *has),
+        GroupKind::Window { blocks } => held[cut.saturating_sub(blocks as usize)..cut].iter().all(|has| *has),
+        GroupKind::State => held[cut - 1],
+    }
+}
+
+#[test]
+fn the_cut_is_the_longest_that_a_plain_search_finds() {
+    let mut longest = 0;
+    for seed in 0..300 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let index = PrefixIndex::with_budget(BUDGET);
+        let mut ledger = Ledger::new(W);
+        let tokens = prompt(1, rng.u32(1..200));
+        let further = (0..rng.u32(0..4)).map(|_| match rng.u32(0..3) {
+            0 => GroupKind::Full,
+            1 => GroupKind::Window { blocks: rng.u32(1..70) },
+            _ => GroupKind::State,
+        });
+        let kinds: Vec<GroupKind> = std::iter::once(GroupKind::Full).chain(further).collect();
+        let mut held = Vec::new();
+        for (group, kind) in (0..).zip(&kinds) {
+            ledger.learn_group(&index, group, *kind);
+            store_in(&mut ledger, &index, group, &tokens);
+            let missing = if rng.bool() { 0.0 } else { 0.1 * rng.f64() * rng.f64() };
+            let has: Vec<bool> = tokens.iter().map(|_| rng.f64() >= missing).collect();
+            for (&token, _) in tokens.iter().zip(&has).filter(|(_, has)| !**has) {
+                let place = Place { tier: Tier::Device, group };
+                assert_eq!(ledger.removed_from(&index, place, ExternalHash(u64::from(token))).blocks, 1);
+            }
+            held.push(has);
+        }
+        let fits = |cut: &usize| kinds.iter().zip(&held).all(|(kind, held)| allows(*kind, held, *cut));
+        let want = (1..=tokens.len()).rev().find(fits).unwrap_or(0);
+        let mut out = Hits::default();
+        index.lookup(&chain(&tokens, 1), 0, false, &mut out);
+        assert_eq!(out.of(W) as usize, want, "seed {seed}: {kinds:?} {held:?}");
+        longest = longest.max(want);
+    }
+    assert!(longest > 100, "{longest}");
+}
+
+#[test]
+fn an_engine_that_drafts_computes_the_last_block_anew() {
+    let index = PrefixIndex::with_budget(BUDGET);
+    let tokens = prompt(1, 100);
+    let mut ledger = Ledger::new(W);
+    store(&mut ledger, &index, &tokens);
+    ledger.mirrored(&index, HOST, &names(&tokens[..50]));
+    index.set_drafts(W, true);
+    assert_eq!(hits(&index, &tokens, 0, false), [(W, 99)]);
+    assert_eq!(hits(&index, &tokens[..40], 0, false), [(W, 39)]);
+    assert_eq!(hits(&index, &tokens[..1], 0, false), []);
+    index.set_drafts(W, false);
+    assert_eq!(hits(&index, &tokens[..40], 0, false), [(W, 40)]);
+    index.set_drafts(W, true);
+    index.forget(W);
+    let next = WorkerId::new(W.slot, W.generation + 1);
+    store(&mut Ledger::new(next), &index, &tokens);
+    assert_eq!(hits(&index, &tokens, 0, false), [(next, 100)], "another engine may not draft");
+}

@@ -273,6 +273,7 @@ impl Run {
 
 #[test]
 fn the_index_and_a_plain_model_agree() {
+    eprintln!("{OPERATIONS} operations, seeds 0 to {}", RUNS - 1);
     for seed in 0..RUNS {
         let mut run = Run::new(seed);
         for _ in 0..OPERATIONS / RUNS {

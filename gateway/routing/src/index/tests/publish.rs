@@ -7,7 +7,7 @@ use crate::WorkerId;
 use crate::block::ChainHash;
 use crate::index::Spot;
 use crate::index::claim::{Bounds, Claim, From, Held, Surroundings};
-use crate::index::plane::Plane;
+use crate::index::plane::{self, Plane};
 use crate::index::segment::Record;
 use crate::index::shard::Shard;
 use crate::index::table::Table;
@@ -88,6 +88,13 @@ fn credit(shard: &Shard, worker: WorkerId, chain: &[ChainHash]) -> usize {
     position
 }
 
+/// What the slot of the segment of `chain` tells of `worker`, if it tells all.
+fn glance(shard: &Shard, worker: WorkerId, chain: &[ChainHash]) -> Option<usize> {
+    let glance = shard.glance(chain[0]).filter(|glance| glance.is_front_of(chain))?;
+    let own = glance.records().find(|(key, _)| plane::worker(*key) == worker);
+    Some(own.map_or(0, |(_, bits)| (bits.trailing_ones() as usize).min(glance.len)))
+}
+
 fn check(write: impl Fn(&Shard) + Send + Sync + Copy + 'static, read: impl Fn(&Shard) + Send + Sync + Copy + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
@@ -150,6 +157,24 @@ fn a_slot_that_changes_hands_names_no_other_segment() {
             assert!(credit(shard, V, &[A, B]) <= 2);
             assert_eq!(credit(shard, V, &[Z, B]), 0);
             assert_eq!(credit(shard, W, &[A, B]), 0);
+        },
+    );
+}
+
+/// Length, hashes and holders in a slot are of one moment, whichever.
+#[test]
+fn a_glance_mixes_no_two_moments() {
+    check(
+        |shard| {
+            let held = hold(shard, V, &[A, B, X]);
+            release(shard, V, held.spot.after(2));
+            hold(shard, W, &[A, B]);
+            assert_eq!((glance(shard, V, &[A, B]), glance(shard, W, &[A, B])), (Some(2), Some(2)));
+        },
+        |shard| {
+            assert!(matches!(glance(shard, V, &[A, B, X]), None | Some(2 | 3)));
+            assert!(matches!(glance(shard, V, &[A, B]), None | Some(2)));
+            assert!(matches!(glance(shard, W, &[A, B, X]), None | Some(0 | 2)));
         },
     );
 }
