@@ -242,11 +242,9 @@ impl Book {
         // Without a memory's name the block is gone from all of them.
         let tiers = if removed.place.medium.is_some() { &[tier][..] } else { &ALL_TIERS };
         let mut blocks = 0;
-        for hash in removed.hashes {
-            for &tier in tiers {
-                let applied = self.ledger.removed_from(self.fleet.index(), Place { tier, group }, *hash);
-                blocks += u64::from(applied.blocks);
-            }
+        for &tier in tiers {
+            let applied = self.ledger.removed_all(self.fleet.index(), Place { tier, group }, removed.hashes);
+            blocks += u64::from(applied.blocks);
         }
         self.report.lock().removed += blocks;
     }

@@ -36,6 +36,7 @@
 //! libzmq allows 1,023 sockets a context, so contexts are added as feeds are (one I/O thread each). A message of more than
 //! [`MAX_MESSAGE_BYTES`] is counted and dropped; at twice as much libzmq ends the connection.
 
+mod agreement;
 mod attach;
 mod batch;
 mod book;

@@ -1,5 +1,6 @@
 //! Where each feed stands: for `/status` and for metrics, which are read out of the same reports when somebody scrapes.
 
+use super::agreement::Agreement;
 use crate::clock::Clock;
 use crate::fleet::Handle;
 use parking_lot::Mutex;
@@ -47,11 +48,13 @@ pub enum Alarm {
     BlockSize,
     /// Somebody else takes events that can be read but once.
     SecondReader,
+    /// Answers find far less in its cache than its events promise, or far more.
+    Mismatch,
 }
 
 impl Alarm {
     /// Every kind: the closed label set of `forebay_feed_alarm`.
-    pub const ALL: [Self; 3] = [Self::Silent, Self::BlockSize, Self::SecondReader];
+    pub const ALL: [Self; 4] = [Self::Silent, Self::BlockSize, Self::SecondReader, Self::Mismatch];
 
     /// For labels and `/status`.
     pub fn name(self) -> &'static str {
@@ -59,6 +62,7 @@ impl Alarm {
             Self::Silent => "silent",
             Self::BlockSize => "block_size",
             Self::SecondReader => "second_reader",
+            Self::Mismatch => "mismatch",
         }
     }
 }
@@ -136,12 +140,30 @@ pub(super) struct Reports(Arc<Mutex<BTreeMap<u32, Entry>>>);
 struct Entry {
     handle: Arc<Handle>,
     report: Arc<Mutex<FeedReport>>,
+    agreement: Agreement,
+}
+
+impl Entry {
+    /// What stands in the report, with what is known of the worker elsewhere.
+    fn read(&mut self) -> FeedReport {
+        let (predicted, realised) = self.handle.hit_tokens();
+        let mut report = self.report.lock();
+        match self.agreement.is_broken(predicted, realised) {
+            Some(true) => report.raise(Alarm::Mismatch),
+            Some(false) => drop(report.alarms.remove(&Alarm::Mismatch)),
+            None => {}
+        }
+        let generation = self.handle.id().generation;
+        FeedReport { generation, predicted_tokens: predicted, realised_tokens: realised, ..report.clone() }
+    }
 }
 
 impl Reports {
     pub(super) fn open(&self, handle: Arc<Handle>, report: FeedReport) -> Arc<Mutex<FeedReport>> {
         let report = Arc::new(Mutex::new(report));
-        self.0.lock().insert(handle.slot, Entry { handle, report: report.clone() });
+        let (predicted, realised) = handle.hit_tokens();
+        let agreement = Agreement::since(predicted, realised);
+        self.0.lock().insert(handle.slot, Entry { handle, report: report.clone(), agreement });
         report
     }
 
@@ -149,15 +171,9 @@ impl Reports {
         self.0.lock().remove(&slot);
     }
 
-    /// All of them, with what is known of the worker elsewhere.
+    /// All of them. Whether promises and answers agree is judged here: alarms are for those who ask.
     pub(super) fn all(&self) -> Vec<FeedReport> {
-        let read = |entry: &Entry| {
-            let mut report = entry.report.lock().clone();
-            report.generation = entry.handle.id().generation;
-            (report.predicted_tokens, report.realised_tokens) = entry.handle.hit_tokens();
-            report
-        };
-        self.0.lock().values().map(read).collect()
+        self.0.lock().values_mut().map(Entry::read).collect()
     }
 }
 

@@ -159,8 +159,10 @@ async fn live_through(fault: Fault, seed: u64) -> FeedReport {
     }
     engine.publisher.send(batch(&[]), false);
     let last = engine.publisher.next - 1;
+    let asked = tokio::time::Instant::now();
     // A limit for a busy machine; it takes some ten milliseconds.
     let report = rig.wait("caught up", |report| report.last_seq == Some(last) && report.state == FeedState::Live).await;
+    eprintln!("{fault:?} {seed}: equal {} ms after the last batch", asked.elapsed().as_millis());
     assert_eq!(engine.differences(&rig, handle.id()), [], "{fault:?} {seed}: {report:?}");
     let blocks: usize = engine.truth.values().map(Vec::len).sum();
     assert_eq!((report.blocks as usize, report.unconfirmed), (blocks, 0), "{fault:?} {seed}: {report:?}");

@@ -2,6 +2,7 @@
 
 mod faults;
 mod polling;
+mod sglang;
 mod silence;
 mod tiers;
 mod warming;
