@@ -1,12 +1,14 @@
 //! The prefix index beside the default one of dynamo-kv-router 1.6.1, on one trace, in one process, in turns.
 //!
-//! `forebay-index-bench speed|latency|memory|hash|all [workers]`; see README.md for what is measured and how. Prints tables
+//! `forebay-index-bench check|speed|latency|memory|hash|ingest|snapshot|all [workers]`; see README.md for what is measured and how. Prints tables
 //! and, for `all`, the line `RESULT …`.
 
+mod check;
 mod latency;
 mod memory;
 mod ours;
 mod side;
+mod snapshot;
 mod speed;
 mod theirs;
 mod workload;
@@ -15,6 +17,8 @@ use std::process::ExitCode;
 
 /// Fleet of the figures in the last line.
 const RESULT_WORKERS: u32 = 1_000;
+/// Fleet on which every look-up is compared with the engines' caches.
+const CHECKED_WORKERS: u32 = 64;
 const FLEETS: [u32; 5] = [1, 8, 64, RESULT_WORKERS, 10_000];
 
 fn main() -> ExitCode {
@@ -28,11 +32,14 @@ fn main() -> ExitCode {
         // One side in a fresh process: what another run left in the allocator would not be counted.
         ["memory-of", side, load] => memory::report(side, load),
         ["hash"] => drop(speed::hash()),
-        ["profile", workers] => speed::profile(number(workers)),
+        ["check", workers] => check::compare(number(workers)),
+        ["snapshot"] => snapshot::time(),
         ["ingest"] => speed::ingest(),
         ["all"] => all(),
         _ => {
-            eprintln!("usage: forebay-index-bench speed WORKERS | latency WORKERS | memory | hash | ingest | all");
+            eprintln!(
+                "usage: forebay-index-bench check WORKERS | speed WORKERS | latency WORKERS | memory | hash | ingest | snapshot | all"
+            );
             return ExitCode::FAILURE;
         }
     }
@@ -40,8 +47,10 @@ fn main() -> ExitCode {
 }
 
 fn all() {
+    check::compare(CHECKED_WORKERS);
     let hash_us = speed::hash();
     speed::ingest();
+    snapshot::time();
     let bytes = memory::compare();
     let mut ratio = 0.0;
     for workers in FLEETS {

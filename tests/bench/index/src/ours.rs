@@ -66,13 +66,20 @@ impl Side for Ours {
 
     fn hands<'a>(&'a mut self, _: &'a Load, threads: usize, readers: usize) -> Vec<OurHand<'a>> {
         let Self { key, index, ledgers, chains, prompts } = self;
-        let hand =
-            |_| OurHand { key, index, chains, prompts, threads, ledgers: Vec::new(), hits: Hits::default() };
+        let hand = |_| OurHand { key, index, chains, prompts, threads, ledgers: Vec::new(), hits: Hits::default() };
         let mut hands: Vec<OurHand<'a>> = (0..threads + readers).map(hand).collect();
         for (worker, ledger) in ledgers.iter_mut().enumerate() {
             hands[worker % threads].ledgers.push(ledger);
         }
         hands
+    }
+}
+
+impl OurHand<'_> {
+    /// Blocks credited for a request, by worker.
+    pub fn hits(&mut self, request: u32) -> &Hits {
+        self.index.lookup(&self.chains[request as usize], 0, false, &mut self.hits);
+        &self.hits
     }
 }
 

@@ -121,14 +121,3 @@ pub fn ingest() {
     println!("\ningest with token ids, one core: {median:.2} M blocks/s ({least:.2}–{most:.2}), hashing included");
     pin(usize::MAX);
 }
-
-/// Temporary.
-pub fn profile(workers: u32) {
-    pin(1);
-    let load = Load::trace(workers);
-    let block_ops = load.block_ops() as f64;
-    for _ in 0..RUNS {
-        let seconds = replay(Ours::new(&load), &load, 1);
-        println!("{:.2} M block ops/s, {seconds:.3} s", block_ops / seconds / 1e6);
-    }
-}
