@@ -1,8 +1,8 @@
 //! Engines inside a test's own process.
 
-use crate::config::{EngineConfig, EngineError};
+use crate::config::{EngineConfig, EngineError, Flavor};
 use crate::engine::{EngineHandle, start};
-use crate::events::EventConfig;
+use crate::events::{EventConfig, Wire};
 use crate::fault::Fault;
 use crate::model::{Curve, Limits};
 use crate::text::Codec;
@@ -38,6 +38,18 @@ impl EngineBuilder {
     /// Served model name.
     pub fn model(mut self, name: &str) -> Self {
         (self.config.model, self.config.model_root) = (name.to_owned(), name.to_owned());
+        self
+    }
+
+    /// Whose server is played; SGLang publishes its own kind of events.
+    pub fn flavor(mut self, flavor: Flavor) -> Self {
+        self.config.flavor = flavor;
+        if let (Flavor::Sglang, Some(events)) = (flavor, &mut self.config.events) {
+            events.wire = Wire::Sglang;
+        }
+        if flavor == Flavor::Trtllm {
+            self.config.events = None;
+        }
         self
     }
 

@@ -1,6 +1,6 @@
 //! Flags.
 
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, Flavor};
 use crate::events::{EventConfig, HashForm, Wire};
 use crate::fault::Fault;
 use crate::model::{Curve, Limits};
@@ -32,6 +32,18 @@ pub struct Cli {
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub threads: usize,
 
+    /// Whose server is played
+    #[arg(long, value_enum, default_value_t = Flavor::Vllm)]
+    pub flavor: Flavor,
+    /// How SGLang's metrics begin
+    #[arg(long, value_enum, default_value_t = SglangMetrics::Colon)]
+    pub sglang_metrics: SglangMetrics,
+    /// Play an SGLang that has no /v1/loads yet
+    #[arg(long)]
+    pub no_sglang_loads: bool,
+    /// One frame for each token of a stream, even where several are ready
+    #[arg(long)]
+    pub one_token_frames: bool,
     /// Served model name
     #[arg(long, default_value = "mock", value_name = "NAME")]
     pub model: String,
@@ -85,9 +97,9 @@ pub struct Cli {
     /// First frame of KV event messages
     #[arg(long, default_value = "kv-events", value_name = "TEXT")]
     pub kv_events_topic: String,
-    /// Generation of the payload
-    #[arg(long, value_enum, default_value_t = Wire::Map)]
-    pub kv_events_wire: Wire,
+    /// Generation of the payload; the flavor's own without it
+    #[arg(long, value_enum)]
+    pub kv_events_wire: Option<Wire>,
     /// Form of block hashes
     #[arg(long, value_enum, default_value_t = HashForm::Int)]
     pub kv_events_hash: HashForm,
@@ -125,15 +137,37 @@ pub struct Cli {
     pub thin_usage: Option<Usage>,
 }
 
+/// How SGLang's metrics begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SglangMetrics {
+    /// `sglang:`
+    Colon,
+    /// `sglang_`
+    Underscore,
+}
+
+impl SglangMetrics {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Colon => "sglang:",
+            Self::Underscore => "sglang_",
+        }
+    }
+}
+
 /// Longest context offered without `--max-model-len`.
 const DEFAULT_CONTEXT_TOKENS: usize = 131_072;
 
 impl Cli {
     /// One configuration for each engine. Reads the files that flags name; errors say which and why.
     pub fn resolve(&self) -> Result<Vec<EngineConfig>, String> {
-        let events = (!self.no_kv_events).then(|| self.events());
+        let events = (!self.no_kv_events && self.flavor != Flavor::Trtllm).then(|| self.events());
         let base = EngineConfig {
             host: self.host.clone(),
+            flavor: self.flavor,
+            sglang_metrics: self.sglang_metrics.prefix(),
+            sglang_loads: !self.no_sglang_loads,
+            one_token_frames: self.one_token_frames,
             model_root: self.model_root(),
             adapters: self.adapters.iter().map(|name| name.as_str().into()).collect(),
             codec: self.codec()?,
@@ -202,11 +236,12 @@ impl Cli {
     }
 
     fn events(&self) -> EventConfig {
+        let wire = if self.flavor == Flavor::Sglang { Wire::Sglang } else { Wire::default() };
         EventConfig {
             endpoint: self.kv_events_endpoint.clone(),
             replay_endpoint: Some(self.kv_events_replay_endpoint.clone()).filter(|at| !at.is_empty()),
             topic: self.kv_events_topic.clone(),
-            wire: self.kv_events_wire,
+            wire: self.kv_events_wire.unwrap_or(wire),
             hash: self.kv_events_hash,
             buffer_batches: self.kv_events_buffer,
         }

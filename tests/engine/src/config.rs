@@ -3,6 +3,7 @@
 use crate::events::EventConfig;
 use crate::fault::Fault;
 use crate::model::{Curve, Limits};
+pub use crate::serve::Flavor;
 use crate::text::Codec;
 use std::sync::Arc;
 
@@ -15,6 +16,14 @@ pub struct EngineConfig {
     pub port: u16,
     /// Position among the engines of this process; fixed event ports count up by it.
     pub index: u16,
+    /// Whose server is played.
+    pub flavor: Flavor,
+    /// How SGLang's metrics begin: `sglang:` up to 0.5.3, `sglang_` in some later releases.
+    pub sglang_metrics: &'static str,
+    /// Whether SGLang's `/v1/loads` is there; releases before it have metrics alone.
+    pub sglang_loads: bool,
+    /// One frame for each token of a stream, even where several are ready: streams are then always the same.
+    pub one_token_frames: bool,
     /// Served model name.
     pub model: String,
     /// `root` in `/v1/models`.
@@ -52,6 +61,10 @@ impl EngineConfig {
             host: "127.0.0.1".to_owned(),
             port: 0,
             index: 0,
+            flavor: Flavor::Vllm,
+            sglang_metrics: "sglang:",
+            sglang_loads: true,
+            one_token_frames: false,
             model: model.to_owned(),
             model_root: model.to_owned(),
             adapters: Vec::new(),

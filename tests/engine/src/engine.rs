@@ -10,7 +10,7 @@ use crate::events::{EventConfig, Publisher, resolve_endpoint};
 use crate::fault::{Fault, FaultBoard};
 use crate::model::{Load, Model};
 use crate::rank::Rank;
-use crate::serve;
+use crate::serve::{self, Flavor};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -40,6 +40,8 @@ pub(crate) struct Life {
     /// Inference calls accepted.
     pub(crate) served: AtomicU64,
     pub(crate) tokenize_calls: AtomicU64,
+    /// Prompts that came as ids.
+    pub(crate) given_prompts: AtomicU64,
     restart: mpsc::Sender<Restart>,
     /// Ends all that belongs to this life.
     pub(crate) end: CancellationToken,
@@ -123,6 +125,11 @@ impl EngineHandle {
         self.current.read().served.load(Ordering::Relaxed)
     }
 
+    /// Prompts that came as ids in this life.
+    pub fn given_prompts(&self) -> u64 {
+        self.current.read().given_prompts.load(Ordering::Relaxed)
+    }
+
     /// Inference calls being answered.
     pub fn in_flight(&self) -> usize {
         self.current.read().in_flight.load(Ordering::Relaxed)
@@ -150,6 +157,13 @@ impl Drop for EngineHandle {
 pub async fn start(config: EngineConfig) -> Result<EngineHandle, EngineError> {
     if config.ranks == 0 {
         return Err(EngineError::Config("at least one data-parallel rank".to_owned()));
+    }
+    let has_port = |events: &EventConfig| {
+        events.endpoint.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
+    };
+    if config.flavor == Flavor::Sglang && config.ranks > 1 && !config.events.as_ref().is_none_or(has_port) {
+        let why = "SGLang names the port of its first rank alone: give its event endpoint a port";
+        return Err(EngineError::Config(why.to_owned()));
     }
     let faults = Arc::new(FaultBoard::new(Vec::new(), config.seed));
     faults.replace(config.faults.clone()).map_err(EngineError::Config)?;
@@ -285,6 +299,7 @@ async fn begin(
         in_flight: AtomicUsize::new(0),
         served: AtomicU64::new(0),
         tokenize_calls: AtomicU64::new(0),
+        given_prompts: AtomicU64::new(0),
         restart: restart.clone(),
         end: CancellationToken::new(),
     };

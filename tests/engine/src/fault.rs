@@ -4,6 +4,7 @@
 //! all other keys are optional and checked against it. A fault strikes a request when its path matches, its `share`
 //! (drawn from a seeded generator) says so, and it has strikes left (`next`).
 
+use crate::serve::is_generating;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -155,7 +156,7 @@ impl Fault {
     }
 
     fn applies_to(&self, path: &str) -> bool {
-        path.starts_with(self.path.as_deref().unwrap_or("/v1/c"))
+        self.path.as_deref().map_or_else(|| is_generating(path), |prefix| path.starts_with(prefix))
     }
 }
 

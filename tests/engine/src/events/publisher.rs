@@ -206,7 +206,7 @@ impl Sockets {
     ) -> Result<(), zmq::Error> {
         match self.config.wire {
             // Releases of that time sent no topic here.
-            Wire::Array => to.send_multipart([identity, b"", seq, payload], 0),
+            Wire::Array | Wire::Sglang => to.send_multipart([identity, b"", seq, payload], 0),
             Wire::Map | Wire::MapOuter => to.send_multipart([identity, b"", topic, seq, payload], 0),
         }
     }

@@ -39,7 +39,7 @@ fn rebuild(decoded: &Value) -> Option<EventBatch> {
                     parent: event["parent_block_hash"].is_object().then(|| hash_of(&event["parent_block_hash"])),
                     tokens: serde_json::from_value(event["token_ids"].clone()).unwrap(),
                     first_index: 0,
-                    domain: Domain { salt, lora: None },
+                    domain: Domain { salt, ..Domain::default() },
                 }));
             }
             "BlockRemoved" => events.push(CacheEvent::Removed(hashes[0])),
@@ -70,7 +70,7 @@ fn payloads_equal_recorded_ones_byte_for_byte() {
 fn the_int_form_and_the_salt_look_as_recorded() {
     let fixture: Value = serde_json::from_str(include_str!("../../fixtures/vllm/kv_events_fixture.json")).unwrap();
     let recorded = &fixture["engine_a_chat_and_completions"][2]["decoded"][1][0];
-    let domain = Domain { salt: Some("tenant-7".into()), lora: None };
+    let domain = Domain { salt: Some("tenant-7".into()), ..Domain::default() };
     let tokens: Vec<u32> = serde_json::from_value(recorded["token_ids"].clone()).unwrap();
     let hashes = hash::chain(&domain, tokens.iter().copied(), 32);
     let stored = StoredBlocks { hashes, parent: None, tokens, first_index: 0, domain };
@@ -105,6 +105,16 @@ fn older_and_newer_generations_have_their_shapes() {
     assert_eq!(array[1][0][0], "BlockRemoved");
     assert_eq!((&array[1][1][0], &array[1][1][4], &array[1][1][6]), (&"BlockStored".into(), &32.into(), &"GPU".into()));
     assert_eq!(array[1][2], serde_json::json!(["AllBlocksCleared"]));
+    let pages = decode(Wire::Sglang);
+    let pages = pages[1].as_array().unwrap();
+    assert_eq!(pages.len(), 4, "each page is an event of its own");
+    assert_eq!(
+        (&pages[1][0], pages[1][3].as_array().unwrap().len(), &pages[1][4]),
+        (&"BlockStored".into(), 32, &32.into())
+    );
+    assert_eq!((&pages[1][2], &pages[2][2]), (&Value::Null, &pages[1][1][0]), "the second follows the first");
+    assert_eq!(pages[2][1][0].as_i64(), Some(stored(0..64).hashes[1].high64()));
+    assert_eq!(pages[3], serde_json::json!(["AllBlocksCleared"]));
     let outer = decode(Wire::MapOuter);
     assert_eq!((&outer["ts"], &outer["data_parallel_rank"]), (&1.5.into(), &0.into()));
     assert_eq!(outer["events"][1]["type"], "BlockStored");

@@ -1,9 +1,9 @@
-//! The payload: three generations of it.
+//! The payload: three generations of vLLM's, and SGLang's.
 
 use crate::model::{BlockHash, CacheEvent, StoredBlocks};
 use rmp::encode;
 
-/// Which generation of vLLM's payload.
+/// Which generation of whose payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Wire {
     /// `[ts, [["BlockStored", …], …], rank]`: events are arrays. Replay answers carry no topic.
@@ -13,6 +13,8 @@ pub enum Wire {
     Map,
     /// `{"ts": …, "events": [maps], "data_parallel_rank": …}`.
     MapOuter,
+    /// SGLang's: as `array`, with fewer fields and signed hashes. Replay answers carry no topic.
+    Sglang,
 }
 
 /// How a block hash is written.
@@ -43,9 +45,9 @@ const MEDIUM: &str = "GPU";
 
 /// The msgpack payload of `batch`.
 pub fn encode_batch(batch: &EventBatch, wire: Wire, hash: HashForm) -> Vec<u8> {
-    let mut out = Payload { out: Vec::with_capacity(256), hash };
+    let mut out = Payload { out: Vec::with_capacity(256), hash, signed: wire == Wire::Sglang };
     match wire {
-        Wire::Array | Wire::Map => {
+        Wire::Array | Wire::Map | Wire::Sglang => {
             out.array(3);
             out.float(batch.ts);
             out.events(batch, wire);
@@ -68,10 +70,15 @@ pub fn encode_batch(batch: &EventBatch, wire: Wire, hash: HashForm) -> Vec<u8> {
 struct Payload {
     out: Vec<u8>,
     hash: HashForm,
+    /// SGLang's integers.
+    signed: bool,
 }
 
 impl Payload {
     fn events(&mut self, batch: &EventBatch, wire: Wire) {
+        if wire == Wire::Sglang {
+            return self.page_events(batch);
+        }
         self.array(batch.events.len());
         for event in &batch.events {
             match (event, wire) {
@@ -140,6 +147,41 @@ impl Payload {
         self.extra_keys(stored);
     }
 
+    /// SGLang tells of one page at a time.
+    fn page_events(&mut self, batch: &EventBatch) {
+        let pages = |event: &CacheEvent| if let CacheEvent::Stored(stored) = event { stored.hashes.len() } else { 1 };
+        self.array(batch.events.iter().map(pages).sum());
+        for event in &batch.events {
+            match event {
+                CacheEvent::Stored(stored) => {
+                    let mut parent = stored.parent.as_ref();
+                    let tokens = stored.tokens.chunks(batch.block_tokens.max(1) as usize);
+                    for (hash, tokens) in stored.hashes.iter().zip(tokens) {
+                        self.array(7);
+                        self.text("BlockStored");
+                        self.hashes(std::slice::from_ref(hash));
+                        self.optional_hash(parent);
+                        self.tokens(tokens);
+                        self.uint(tokens.len() as u64);
+                        self.lora_id(stored);
+                        self.text(MEDIUM);
+                        parent = Some(hash);
+                    }
+                }
+                CacheEvent::Removed(hash) => {
+                    self.array(3);
+                    self.text("BlockRemoved");
+                    self.hashes(std::slice::from_ref(hash));
+                    self.text(MEDIUM);
+                }
+                CacheEvent::Cleared => {
+                    self.array(1);
+                    self.text("AllBlocksCleared");
+                }
+            }
+        }
+    }
+
     fn lora_id(&mut self, stored: &StoredBlocks) {
         match &stored.domain.lora {
             Some((id, _)) => self.uint((*id).into()),
@@ -182,6 +224,7 @@ impl Payload {
 
     fn one_hash(&mut self, hash: &BlockHash) {
         match self.hash {
+            HashForm::Int if self.signed => drop(encode::write_sint(&mut self.out, hash.high64())),
             HashForm::Int => self.uint(hash.low64()),
             HashForm::Bytes => drop(encode::write_bin(&mut self.out, hash.bytes())),
         }

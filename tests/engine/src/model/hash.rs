@@ -1,8 +1,10 @@
-//! Block identity: vLLM's `sha256_cbor` chain, bit for bit.
+//! Block identity: vLLM's `sha256_cbor` chain, bit for bit, or SGLang's.
 //!
 //! `hash[i] = sha256(cbor([hash[i−1], [tokens of block i], extra]))` with `hash[−1] = sha256(cbor("vllm-none-hash"))`.
 //! `extra` is null, or the list of what else tells two equal token blocks apart: the LoRA adapter on every block and
 //! the cache salt on the first.
+//!
+//! SGLang's page digest is `sha256(parent's digest, if any ‖ each token as 4 bytes, little-endian)`.
 
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -29,12 +31,29 @@ impl BlockHash {
         low.copy_from_slice(&self.0[24..]);
         u64::from_be_bytes(low)
     }
+
+    /// The high 64 bits with a sign, as SGLang's events carry them.
+    pub fn high64(&self) -> i64 {
+        let mut high = [0u8; 8];
+        high.copy_from_slice(&self.0[..8]);
+        i64::from_be_bytes(high)
+    }
 }
 
 impl fmt::Debug for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.low64())
     }
+}
+
+/// How blocks are hashed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// vLLM's `sha256_cbor`.
+    #[default]
+    VllmCbor,
+    /// SGLang's. What salt and adapter do to it was not seen: they stand before the first page here.
+    SgLang,
 }
 
 /// What separates caches besides the tokens.
@@ -44,6 +63,8 @@ pub struct Domain {
     pub lora: Option<(u32, Arc<str>)>,
     /// `cache_salt` of the request.
     pub salt: Option<Arc<str>>,
+    /// How its blocks are hashed.
+    pub rule: Rule,
 }
 
 impl Domain {
@@ -58,13 +79,17 @@ impl Domain {
 /// Hashes of every complete block of `tokens`.
 pub fn chain(domain: &Domain, tokens: impl Iterator<Item = u32>, block_tokens: usize) -> Vec<BlockHash> {
     let mut hashes = Vec::with_capacity(tokens.size_hint().0 / block_tokens);
-    let mut parent = root();
+    let mut parent = None;
     let mut block = Vec::with_capacity(block_tokens);
     for token in tokens {
         block.push(token);
         if block.len() == block_tokens {
-            parent = link(&parent, &block, domain.extra_keys(hashes.len()));
-            hashes.push(parent);
+            let hash = match domain.rule {
+                Rule::VllmCbor => link(&parent.unwrap_or_else(root), &block, domain.extra_keys(hashes.len())),
+                Rule::SgLang => link_pages(parent.as_ref(), &block, domain),
+            };
+            parent = Some(hash);
+            hashes.push(hash);
             block.clear();
         }
     }
@@ -76,6 +101,17 @@ fn root() -> BlockHash {
     let mut cbor = Vec::with_capacity(16);
     put_text(&mut cbor, "vllm-none-hash");
     BlockHash(Sha256::digest(&cbor).into())
+}
+
+/// SGLang's digest of one page.
+fn link_pages(parent: Option<&BlockHash>, tokens: &[u32], domain: &Domain) -> BlockHash {
+    let mut digest = Sha256::new();
+    match parent {
+        Some(parent) => digest.update(parent.0),
+        None => domain.extra_keys(0).for_each(|(_, value)| digest.update(value)),
+    }
+    tokens.iter().for_each(|token| digest.update(token.to_le_bytes()));
+    BlockHash(digest.finalize().into())
 }
 
 fn link<'a>(parent: &BlockHash, tokens: &[u32], extra: impl Iterator<Item = (&'static str, &'a str)>) -> BlockHash {

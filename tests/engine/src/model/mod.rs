@@ -34,7 +34,7 @@ mod schedule;
 mod tests;
 
 pub use curve::Curve;
-pub use hash::{BlockHash, Domain};
+pub use hash::{BlockHash, Domain, Rule};
 pub use pool::{BlockPool, CacheEvent, StoredBlocks};
 pub use request::{FinishReason, Request, RequestId};
 

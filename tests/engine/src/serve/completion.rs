@@ -1,9 +1,11 @@
-//! `/v1/chat/completions` and `/v1/completions`.
+//! The generating routes.
 
 use super::error::ApiError;
-use super::parse::{self, Call, Route};
+use super::fields;
+use super::parse::{self, Call};
 use super::reply::{self, Choice, Envelope};
-use super::{After, stall, stream, write};
+use super::route::{Route, Shape};
+use super::{After, stall, stream, voice, write};
 use crate::clock;
 use crate::engine::Life;
 use crate::fault::FaultKind;
@@ -36,18 +38,25 @@ impl Drop for InFlight<'_> {
     }
 }
 
-pub(super) async fn answer(life: &Arc<Life>, connection: &mut Connection, request: &Request) -> std::io::Result<After> {
+pub(super) async fn answer(
+    life: &Arc<Life>,
+    connection: &mut Connection,
+    request: &Request,
+    route: Route,
+) -> std::io::Result<After> {
     let _in_flight = InFlight::enter(&life.in_flight);
     let number = life.served.fetch_add(1, Ordering::Relaxed);
     let path = request.path();
-    let route = Route::of(path);
-    let started = parse::object(&request.body)
+    let started = fields::object(&request.body)
         .and_then(|body| parse::call(life, route, &body))
         .and_then(|call| Ok((choose_rank(life, request)?, call)))
         .and_then(|(rank, call)| Ok((start(life, &rank, &call)?, call)));
     let (job, call) = match started {
         Ok(started) => started,
-        Err(error) => return write(life, connection, path, error.response()).await,
+        Err(error) => {
+            let response = error.response_in(Shape::of(life.config.flavor, path));
+            return write(life, connection, path, response).await;
+        }
     };
     let lie = life.faults.strike(FaultKind::WrongUsage, path).map(|fault| fault.by.unwrap_or(1));
     let envelope = Envelope {
@@ -58,8 +67,9 @@ pub(super) async fn answer(life: &Arc<Life>, connection: &mut Connection, reques
         details: life.config.prompt_tokens_details,
         counts_off_by: lie.unwrap_or(0),
     };
+    let mut voice = voice::of(&call, envelope);
     if call.stream {
-        return stream::answer(life, connection, path, &envelope, job).await;
+        return stream::answer(life, connection, path, &mut *voice, job).await;
     }
     if let Some(fault) = life.faults.strike(FaultKind::Stall, path) {
         stall(connection, &fault).await?;
@@ -67,7 +77,7 @@ pub(super) async fn answer(life: &Arc<Life>, connection: &mut Connection, reques
     loop {
         let states = job.board.states();
         if states.iter().all(|state| state.finish.is_some()) {
-            let body = envelope.whole(&job.choices, &states).to_string();
+            let body = voice.whole(&job.choices, &states).to_string();
             return write(life, connection, path, Response::json(body)).await;
         }
         tokio::select! {
@@ -78,7 +88,7 @@ pub(super) async fn answer(life: &Arc<Life>, connection: &mut Connection, reques
 }
 
 /// The rank that the client asked for, or the one with the least to do.
-fn choose_rank(life: &Life, request: &Request) -> Result<Arc<Rank>, ApiError> {
+pub(super) fn choose_rank(life: &Life, request: &Request) -> Result<Arc<Rank>, ApiError> {
     let Some(asked) = request.header("x-data-parallel-rank") else { return Ok(life.idlest_rank()) };
     let rank = asked.parse::<usize>().ok().and_then(|rank| life.ranks.get(rank));
     rank.cloned().ok_or_else(|| {
@@ -87,7 +97,7 @@ fn choose_rank(life: &Life, request: &Request) -> Result<Arc<Rank>, ApiError> {
     })
 }
 
-fn start(life: &Life, rank: &Arc<Rank>, call: &Call) -> Result<Job, ApiError> {
+pub(super) fn start(life: &Life, rank: &Arc<Rank>, call: &Call) -> Result<Job, ApiError> {
     let total = call.prompts.len() * call.choices;
     if life.config.max_queued_requests.is_some_and(|most| rank.queued() + total > most) {
         rank.with_metrics(|metrics| metrics.rejections += 1);

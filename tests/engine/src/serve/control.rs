@@ -4,7 +4,7 @@
 //! list that is appended) and `restart` (`{"down_ms": …}`), and tells what is in force afterwards.
 
 use super::error::ApiError;
-use super::parse;
+use super::fields;
 use crate::engine::Life;
 use crate::fault::Fault;
 use crate::http::{Request, Response};
@@ -25,6 +25,7 @@ pub(super) fn answer(life: &Arc<Life>, request: &Request) -> Result<(Response, O
         "faults": life.faults.list(),
         "served": life.served.load(Ordering::Relaxed),
         "aborted": aborted,
+        "given_prompts": life.given_prompts.load(Ordering::Relaxed),
         "tokenize_calls": life.tokenize_calls.load(Ordering::Relaxed),
         "restarts": life.restarts,
     });
@@ -34,7 +35,7 @@ pub(super) fn answer(life: &Arc<Life>, request: &Request) -> Result<(Response, O
 fn change(life: &Arc<Life>, body: &[u8]) -> Result<Option<Duration>, ApiError> {
     let mut restart = None;
     let bad = |param: &str, why: String| ApiError::bad_request(format!("{param}: {why}"), Some(param));
-    let body = parse::object(body)?;
+    let body = fields::object(body)?;
     for (name, value) in &body {
         let list = || -> Result<Vec<Fault>, ApiError> {
             serde_json::from_value(value.clone()).map_err(|e| bad(name, e.to_string()))

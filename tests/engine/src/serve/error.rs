@@ -1,5 +1,6 @@
-//! Errors in vLLM's shape, byte for byte where a real one was recorded.
+//! Errors in the shape of the route, vLLM's byte for byte where a real one was recorded.
 
+use super::route::Shape;
 use crate::http::{Response, reason_phrase};
 use crate::text::{BadMessage, TextError};
 
@@ -67,16 +68,24 @@ impl ApiError {
         Self::new(status, reason_phrase(status), "injected fault", None)
     }
 
-    pub(super) fn response(&self) -> Response {
+    pub(super) fn response_in(&self, shape: Shape) -> Response {
         if matches!(self.status, 404 | 405) && self.kind != "NotFoundError" && self.message != "injected fault" {
             // Routes that do not exist are answered by the web framework.
             let body = serde_json::json!({ "detail": self.message });
             return Response::new(self.status, "application/json", body.to_string());
         }
-        let error = serde_json::json!({
-            "message": self.message, "type": self.kind, "param": self.param, "code": self.status,
-        });
-        Response::new(self.status, "application/json", serde_json::json!({ "error": error }).to_string())
+        let (message, kind) = (&self.message, &self.kind);
+        let body = match shape {
+            Shape::Nested => serde_json::json!({ "error": {
+                "message": message, "type": kind, "param": self.param, "code": self.status,
+            }}),
+            Shape::Flat => serde_json::json!({
+                "object": "error", "message": message, "type": kind, "param": self.param, "code": self.status,
+            }),
+            Shape::Anthropic => serde_json::json!({ "type": "error", "error": { "type": kind, "message": message } }),
+            Shape::Bare => serde_json::json!({ "error": { "message": message } }),
+        };
+        Response::new(self.status, "application/json", body.to_string())
     }
 }
 

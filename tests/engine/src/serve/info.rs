@@ -1,8 +1,11 @@
 //! The routes that generate nothing.
 
 use super::error::ApiError;
-use super::parse::{self, Route};
+use super::fields::{self, flag, text};
+use super::parse;
+use super::prompt;
 use super::reply;
+use super::route::Route;
 use crate::engine::Life;
 use crate::http::{Request, Response};
 use crate::metrics::{Metrics, Page, RankPage};
@@ -17,7 +20,7 @@ use std::sync::atomic::Ordering;
 pub(super) const VERSION: &str = "0.32.0";
 
 pub(super) fn answer(life: &Arc<Life>, request: &Request) -> Result<Response, ApiError> {
-    let body = || parse::object(&request.body);
+    let body = || fields::object(&request.body);
     match (request.method(), request.path()) {
         ("GET", "/health") | ("GET" | "POST", "/ping") => Ok(Response::empty(200)),
         ("GET", "/version") => Ok(json_response(&json!({ "version": VERSION }))),
@@ -28,8 +31,9 @@ pub(super) fn answer(life: &Arc<Life>, request: &Request) -> Result<Response, Ap
         ("GET", "/v1/models") => Ok(json_response(&models(life))),
         ("GET", "/kv_event_sources") => Ok(json_response(&event_sources(life))),
         ("GET", "/metrics") => Ok(Response::new(200, "text/plain; version=1.0.0; charset=utf-8", metrics(life))),
+        ("POST", "/v1/messages/count_tokens") => count_tokens(life, &body()?),
         ("POST", "/tokenize") => tokenize(life, &body()?),
-        ("POST", "/detokenize") => detokenize(life, &body()?),
+        ("POST", "/detokenize") => detokenize(life, &body()?, "prompt"),
         ("POST", "/v1/chat/completions/render") => render(life, Route::Chat, &body()?, request),
         ("POST", "/v1/completions/render") => render(life, Route::Completion, &body()?, request),
         ("POST", "/reset_prefix_cache") => {
@@ -45,7 +49,7 @@ pub(super) fn answer(life: &Arc<Life>, request: &Request) -> Result<Response, Ap
     }
 }
 
-const KNOWN_PATHS: [&str; 14] = [
+const KNOWN_PATHS: [&str; 18] = [
     "/health",
     "/ping",
     "/version",
@@ -57,16 +61,20 @@ const KNOWN_PATHS: [&str; 14] = [
     "/detokenize",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/inference/v1/generate",
     "/v1/chat/completions/render",
     "/v1/completions/render",
     "/reset_prefix_cache",
 ];
 
-fn json_response(value: &Value) -> Response {
+pub(super) fn json_response(value: &Value) -> Response {
     Response::json(value.to_string())
 }
 
-fn models(life: &Life) -> Value {
+pub(super) fn models(life: &Life) -> Value {
     let config = &life.config;
     let created = life.started_unix_s as u64;
     let permission = json!([{
@@ -107,17 +115,17 @@ fn metrics(life: &Life) -> String {
     Page { model: &life.config.model, started_unix_s: life.started_unix_s, ranks }.render()
 }
 
-fn tokenize(life: &Life, body: &Map<String, Value>) -> Result<Response, ApiError> {
+pub(super) fn tokenize(life: &Life, body: &Map<String, Value>) -> Result<Response, ApiError> {
     life.tokenize_calls.fetch_add(1, Ordering::Relaxed);
     parse::served_model(life, body)?;
     let codec = &life.config.codec;
-    let ids = match parse::text(body, "prompt")? {
+    let ids = match text(body, "prompt")? {
         Some(prompt) => {
             codec.encode(prompt, body.get("add_special_tokens").and_then(Value::as_bool).unwrap_or(true))?
         }
-        None => parse::chat_ids(life, body)?,
+        None => prompt::chat_ids(life, body)?,
     };
-    let strings = match parse::flag(body, "return_token_strs")? {
+    let strings = match flag(body, "return_token_strs")? {
         true => json!(codec.token_strings(&ids)?),
         false => Value::Null,
     };
@@ -126,12 +134,20 @@ fn tokenize(life: &Life, body: &Map<String, Value>) -> Result<Response, ApiError
     })))
 }
 
-fn detokenize(life: &Life, body: &Map<String, Value>) -> Result<Response, ApiError> {
+/// The text of `tokens`, under `name`.
+pub(super) fn detokenize(life: &Life, body: &Map<String, Value>, name: &str) -> Result<Response, ApiError> {
     parse::served_model(life, body)?;
     let ids: Option<Vec<u32>> = body.get("tokens").and_then(|tokens| serde_json::from_value(tokens.clone()).ok());
     let ids =
         ids.ok_or_else(|| ApiError::bad_request("tokens: Input should be a list of token ids", Some("tokens")))?;
-    Ok(json_response(&json!({ "prompt": life.config.codec.decode(&ids)? })))
+    Ok(json_response(&json!({ name: life.config.codec.decode(&ids)? })))
+}
+
+fn count_tokens(life: &Life, body: &Map<String, Value>) -> Result<Response, ApiError> {
+    parse::served_model(life, body)?;
+    let tokens = prompt::messages_ids(life, body)?.len();
+    let context = json!({ "original_input_tokens": tokens });
+    Ok(json_response(&json!({ "input_tokens": tokens, "context_management": context })))
 }
 
 /// The request that the token-in route would take.
@@ -158,7 +174,7 @@ fn render(life: &Life, route: Route, body: &Map<String, Value>, request: &Reques
     };
     let all: Vec<Value> = call.prompts.iter().map(one).collect();
     Ok(match route {
-        Route::Chat => json_response(&all[0]),
         Route::Completion => json_response(&all.into()),
+        _ => json_response(&all[0]),
     })
 }

@@ -1,12 +1,22 @@
 //! HTTP: one task for each connection, one function for each route.
 
+mod anthropic;
 mod completion;
 mod control;
 mod error;
+mod fields;
 mod info;
+mod native;
 mod parse;
+mod pooled;
+mod prompt;
 mod reply;
+mod responses;
+mod route;
+mod sglang;
 mod stream;
+mod trtllm;
+mod voice;
 
 #[cfg(test)]
 mod tests;
@@ -15,6 +25,9 @@ use crate::engine::Life;
 use crate::fault::{CutHow, Fault, FaultKind};
 use crate::http::{Connection, ReadEnd, Request, Response};
 use error::ApiError;
+pub use route::Flavor;
+pub(crate) use route::is_generating;
+use route::{Route, Shape};
 use std::sync::Arc;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -64,7 +77,7 @@ async fn serve_connection(life: Arc<Life>, stream: TcpStream) {
             Ok(request) => request,
             Err(ReadEnd::Gone) => return,
             Err(ReadEnd::Refused(status)) => {
-                let refusal = Response { close: true, ..ApiError::http(status).response() };
+                let refusal = Response { close: true, ..ApiError::http(status).response_in(Shape::Nested) };
                 // The client may be gone already, then there is nobody to tell.
                 let _ = refusal.write(&mut connection.stream).await;
                 let _ = connection.stream.shutdown().await;
@@ -110,24 +123,35 @@ async fn answer(life: &Arc<Life>, connection: &mut Connection, request: &Request
         return Ok(After::Close);
     }
     if let Some(fault) = strike(FaultKind::Error) {
-        let response = ApiError::injected(fault.status.unwrap_or(500)).response();
-        return write(life, connection, path, response).await;
+        let error = ApiError::injected(fault.status.unwrap_or(500));
+        return write(life, connection, path, error.response_in(Shape::of(life.config.flavor, path))).await;
     }
-    match (request.method(), path) {
-        ("POST", "/v1/chat/completions" | "/v1/completions") => completion::answer(life, connection, request).await,
-        _ => {
-            if let Some(fault) = strike(FaultKind::Stall) {
-                stall(connection, &fault).await?;
-            }
-            let response = info::answer(life, request).unwrap_or_else(|error| error.response());
-            write(life, connection, path, response).await
+    let flavor = life.config.flavor;
+    match (request.method(), Route::of(flavor, path)) {
+        ("POST", Some(route)) => return completion::answer(life, connection, request, route).await,
+        ("PUT", Some(Route::Generate)) => return completion::answer(life, connection, request, Route::Generate).await,
+        _ => {}
+    }
+    if let Some(fault) = strike(FaultKind::Stall) {
+        stall(connection, &fault).await?;
+    }
+    let told = if request.method() == "POST" && pooled::is_served(flavor, path) {
+        pooled::answer(life, request).await
+    } else {
+        match flavor {
+            Flavor::Vllm => info::answer(life, request),
+            Flavor::Sglang => sglang::answer(life, request),
+            Flavor::Trtllm => trtllm::answer(life, request),
         }
-    }
+    };
+    let response = told.unwrap_or_else(|error| error.response_in(Shape::of(flavor, path)));
+    write(life, connection, path, response).await
 }
 
 /// The control endpoint: no fault touches it, and a restart comes after the answer.
 async fn control(life: &Arc<Life>, connection: &mut Connection, request: &Request) -> std::io::Result<After> {
-    let (response, restart) = control::answer(life, request).unwrap_or_else(|error| (error.response(), None));
+    let (response, restart) =
+        control::answer(life, request).unwrap_or_else(|error| (error.response_in(Shape::Nested), None));
     response.write(&mut connection.stream).await?;
     if let Some(down) = restart {
         // Refused when a restart is under way already, and then this life ends anyway.

@@ -1,6 +1,8 @@
 //! The JSON of answers and chunks, field by field as vLLM writes it.
 
-use super::parse::{Call, Route};
+use super::parse::Call;
+use super::route::Route;
+use super::voice::{Frame, New, Voice, text_of};
 use crate::model::FinishReason;
 use crate::rank::Progress;
 use crate::text::Output;
@@ -30,22 +32,25 @@ impl Envelope<'_> {
     /// `usage` without details.
     fn counts(&self, completion: usize) -> Value {
         let prompt: usize = self.call.prompts.iter().map(|prompt| prompt.len()).sum();
-        let lie = |count: usize| (count as i64 + self.counts_off_by).max(0);
         json!({
-            "prompt_tokens": lie(prompt),
-            "total_tokens": lie(prompt + completion),
-            "completion_tokens": lie(completion),
+            "prompt_tokens": self.told(prompt),
+            "total_tokens": self.told(prompt + completion),
+            "completion_tokens": self.told(completion),
         })
     }
 
+    /// A count as it is told.
+    pub(super) fn told(&self, count: usize) -> i64 {
+        (count as i64 + self.counts_off_by).max(0)
+    }
+
     fn details(&self, cached: usize) -> Value {
-        let lie = |count: usize| (count as i64 + self.counts_off_by).max(0);
-        json!({ "cached_tokens": lie(cached) })
+        json!({ "cached_tokens": self.told(cached) })
     }
 
     /// Prompt tokens that became cached with this call; reported for chats only.
     fn created_tokens(&self, cached: usize) -> Value {
-        if self.call.route == Route::Completion {
+        if self.call.route != Route::Chat {
             return Value::Null;
         }
         let whole: usize = self.call.prompts.iter().map(|p| p.len() / self.block_tokens * self.block_tokens).sum();
@@ -53,12 +58,12 @@ impl Envelope<'_> {
     }
 
     /// Cached tokens of the call: each prompt counts once, by its first choice.
-    fn cached(&self, states: &[Progress]) -> usize {
+    pub(super) fn cached(&self, states: &[Progress]) -> usize {
         states.iter().step_by(self.call.choices).map(|state| state.cached_tokens).sum()
     }
 
     /// The usage that ends a stream.
-    fn last_usage(&self, states: &[Progress]) -> Value {
+    pub(super) fn last_usage(&self, states: &[Progress]) -> Value {
         let mut usage = self.counts(states.iter().map(|state| state.produced).sum());
         if self.details {
             let cached = self.cached(states);
@@ -77,7 +82,7 @@ impl Envelope<'_> {
     fn chunk_kind(&self) -> &'static str {
         match self.call.route {
             Route::Chat => "chat.completion.chunk",
-            Route::Completion => "text_completion",
+            _ => "text_completion",
         }
     }
 
@@ -93,7 +98,7 @@ impl Envelope<'_> {
     }
 
     /// A chat's first chunk: the role.
-    pub(super) fn role_chunk(&self, index: usize) -> Value {
+    fn role_chunk(&self, index: usize) -> Value {
         let delta = json!({ "role": "assistant", "content": "" });
         let choice = json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null });
         let mut chunk = self.chunk(json!([choice]), 0);
@@ -103,38 +108,30 @@ impl Envelope<'_> {
         chunk
     }
 
-    /// Tokens `sent..upto` of a choice; the last of them when `finish` is set.
-    pub(super) fn token_chunk(
-        &self,
-        index: usize,
-        choice: &Choice,
-        upto: usize,
-        finish: Option<FinishReason>,
-        produced: usize,
-    ) -> Value {
-        let text: String = choice.output.texts[choice.sent..upto].iter().map(|text| &**text).collect();
-        let ids = &choice.output.ids[choice.sent..upto];
-        let token_ids = if self.call.return_token_ids { json!(ids) } else { Value::Null };
-        let stop = finish.and(choice.output.stop.clone());
-        let mut out = match self.call.route {
-            Route::Chat => json!({ "index": index, "delta": { "content": text }, "logprobs": null }),
-            Route::Completion => json!({ "index": index, "text": text, "logprobs": null }),
+    /// New tokens of a choice.
+    fn token_chunk(&self, new: &New<'_>) -> Value {
+        let (text, call, choice) = (new.text(), self.call, new.choice);
+        let token_ids = if call.return_token_ids { json!(new.ids()) } else { Value::Null };
+        let stop = new.finish.and(choice.output.stop.clone());
+        let mut out = match call.route {
+            Route::Chat => json!({ "index": new.index, "delta": { "content": text }, "logprobs": null }),
+            _ => json!({ "index": new.index, "text": text, "logprobs": null }),
         };
-        out["finish_reason"] = json!(finish.map(FinishReason::as_str));
-        if finish.is_some() || self.call.route == Route::Completion {
+        out["finish_reason"] = json!(new.finish.map(FinishReason::as_str));
+        if new.finish.is_some() || call.route == Route::Completion {
             out["stop_reason"] = json!(stop);
         }
-        if self.call.route == Route::Completion {
-            let first = self.call.return_token_ids && choice.sent == 0;
-            let prompt = &self.call.prompts[index / self.call.choices];
+        if call.route == Route::Completion {
+            let first = call.return_token_ids && choice.sent == 0;
+            let prompt = &call.prompts[new.index / call.choices];
             out["prompt_token_ids"] = if first { json!(&**prompt) } else { Value::Null };
         }
         out["token_ids"] = token_ids;
-        self.chunk(json!([out]), produced)
+        self.chunk(json!([out]), new.produced())
     }
 
     /// The chunk that carries usage alone.
-    pub(super) fn usage_chunk(&self, states: &[Progress]) -> Value {
+    fn usage_chunk(&self, states: &[Progress]) -> Value {
         let mut chunk = self.head(self.chunk_kind());
         chunk["choices"] = json!([]);
         chunk["usage"] = self.last_usage(states);
@@ -143,7 +140,7 @@ impl Envelope<'_> {
     }
 
     /// The answer that is not streamed.
-    pub(super) fn whole(&self, choices: &[Choice], states: &[Progress]) -> Value {
+    fn whole(&self, choices: &[Choice], states: &[Progress]) -> Value {
         let chat = self.call.route == Route::Chat;
         let mut answer = self.head(if chat { "chat.completion" } else { "text_completion" });
         let one = |(index, (choice, state)): (usize, (&Choice, &Progress))| self.whole_choice(index, choice, state);
@@ -175,7 +172,7 @@ impl Envelope<'_> {
 
     fn whole_choice(&self, index: usize, choice: &Choice, state: &Progress) -> Value {
         let output = &choice.output;
-        let text: String = output.texts.iter().map(|text| &**text).collect();
+        let text = text_of(choice);
         let finish = state.finish.map(FinishReason::as_str);
         let token_ids = if self.call.return_token_ids { json!(&*output.ids) } else { Value::Null };
         if self.call.route == Route::Chat {
@@ -197,15 +194,35 @@ impl Envelope<'_> {
     }
 }
 
+/// OpenAI's chats and completions.
+pub(super) struct OpenAi<'a>(pub(super) Envelope<'a>);
+
+impl Voice for OpenAi<'_> {
+    fn tokens(&mut self, new: &New<'_>) -> Vec<Frame> {
+        let role = self.0.call.route == Route::Chat && new.choice.sent == 0;
+        let role = role.then(|| self.0.role_chunk(new.index));
+        role.into_iter().chain([self.0.token_chunk(new)]).map(Frame::data).collect()
+    }
+
+    fn end(&mut self, _: &[Choice], states: &[Progress]) -> Vec<Frame> {
+        let usage = self.0.call.include_usage.then(|| self.0.usage_chunk(states));
+        usage.into_iter().map(Frame::data).collect()
+    }
+
+    fn whole(&self, choices: &[Choice], states: &[Progress]) -> Value {
+        self.0.whole(choices, states)
+    }
+}
+
 /// A call's id: the client's request id where it sent one.
 pub(super) fn call_id(route: Route, given: Option<String>, number: u64, started: f64) -> String {
-    let prefix = match route {
-        Route::Chat => "chatcmpl",
-        Route::Completion => "cmpl",
-    };
-    match given {
-        Some(given) => format!("{prefix}-{given}"),
-        None => format!("{prefix}-{:016x}", digest(&(number, started.to_bits()))),
+    let id = given.unwrap_or_else(|| format!("{:016x}", digest(&(number, started.to_bits()))));
+    match route {
+        Route::Chat | Route::Messages => format!("chatcmpl-{id}"),
+        Route::Completion => format!("cmpl-{id}"),
+        Route::Responses => format!("resp_{id}"),
+        Route::Generate => id,
+        Route::TokensIn => format!("generate-tokens-{id}"),
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! Independent of the gateway on purpose: the two check each other.
 
+mod convert;
 mod messages;
 mod python;
 mod template;
@@ -15,6 +16,7 @@ mod words;
 #[cfg(test)]
 mod tests;
 
+pub use convert::{chat_of_messages, chat_of_responses};
 pub use messages::{BadMessage, ChatInput};
 pub use words::{Output, OutputLength};
 
@@ -138,6 +140,14 @@ impl Codec {
     /// Whether the template walks over content parts itself.
     pub fn wants_content_parts(&self) -> bool {
         self.template.as_ref().is_some_and(Template::wants_content_parts)
+    }
+
+    /// Whether the template fails on a system message between others: then vLLM moves those of an Anthropic conversation
+    /// to its front.
+    pub fn merges_system(&self) -> bool {
+        let message = |role: &str| serde_json::json!({"role": role, "content": "t"});
+        let messages = ["system", "user", "system", "user"].map(message).into();
+        self.render(&ChatInput { messages, ..ChatInput::default() }).is_err()
     }
 
     /// What the model answers to `prompt`: always the same for the same prompt and `choice`.

@@ -136,7 +136,7 @@ impl Cache {
     /// Runs one prompt through the cache and publishes what changed; the number of blocks stored.
     fn take_in(&mut self, tokens: &[u32], salt: Option<Arc<str>>) -> usize {
         let size = self.block_tokens;
-        let domain = Domain { lora: None, salt };
+        let domain = Domain { salt, ..Domain::default() };
         let hashes = hash::chain(&domain, tokens.iter().copied(), size);
         let mut held = self.pool.longest_prefix(&hashes, tokens.len() + 1);
         let first = held.len();

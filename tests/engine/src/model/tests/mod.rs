@@ -73,16 +73,29 @@ fn hashes_equal_the_engines() {
             "0e511777fef56bf89905655aeeed8e662902ebfa6b08f4c53a69a32ed05d8f2e"
         ]
     );
-    let salted = Domain { salt: Some("s".into()), lora: None };
+    let salted = Domain { salt: Some("s".into()), ..Domain::default() };
     let salted = hash::chain(&salted, 1..33, 32)[0];
     assert_eq!(salted.bytes()[..8], [0x67, 0x51, 0x83, 0xba, 0xd7, 0x1a, 0xc9, 0xe0], "cache_salt \"s\"");
     assert_eq!(hashes[0].low64(), 0x9ad1_4445_f650_848b_a95e_744b_6ac9_1bce_u128 as u64);
 }
 
 #[test]
+fn page_hashes_equal_sglangs() {
+    let signed = |tokens: &[u32], page: usize| -> Vec<i64> {
+        let domain = Domain { rule: Rule::SgLang, ..Domain::default() };
+        hash::chain(&domain, tokens.iter().copied(), page).iter().map(hash::BlockHash::high64).collect()
+    };
+    assert_eq!(signed(&[1, 2, 3, 4], 4), [-3_488_128_144_981_237_669]);
+    let tens: Vec<u32> = (1..=8).map(|n| n * 10).collect();
+    let pages =
+        [978_178_666_101_069_530, -895_308_556_211_281_782, -8_033_692_805_846_017_938, 835_415_944_263_129_316];
+    assert_eq!(signed(&tens, 2), pages);
+}
+
+#[test]
 fn salt_and_adapter_separate_caches() {
-    let salted = Domain { salt: Some("tenant-7".into()), lora: None };
-    let adapted = Domain { salt: None, lora: Some((1, "style".into())) };
+    let salted = Domain { salt: Some("tenant-7".into()), ..Domain::default() };
+    let adapted = Domain { lora: Some((1, "style".into())), ..Domain::default() };
     let chains: Vec<_> = [Domain::default(), salted.clone(), adapted.clone()]
         .iter()
         .map(|domain| hash::chain(domain, 0..32, 16))

@@ -1,6 +1,7 @@
 //! Whole engines over real sockets.
 
 mod cache;
+mod dialects;
 mod faults;
 mod surface;
 
