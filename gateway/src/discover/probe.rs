@@ -1,7 +1,7 @@
 //! Asking an engine who it is: models and adapters, version, block size, capacity, event sources.
 
 use super::server_info::{self, ServerInfo};
-use crate::fleet::Facts;
+use crate::fleet::{EngineKind, Facts};
 use crate::signal::engine::{self, CheckError, Reading};
 use crate::signal::http::Peer;
 use forebay_routing::event::ServedName;
@@ -38,6 +38,8 @@ pub struct Served {
     pub names: Vec<ServedName>,
     /// Longest prompt and answer in tokens.
     pub max_model_len: Option<u32>,
+    /// `owned_by`: engines name themselves there.
+    pub owner: Option<String>,
 }
 
 /// Where one rank publishes its KV events, as it says itself.
@@ -82,8 +84,9 @@ pub async fn probe(peer: &Peer, wanted: Option<&str>) -> Result<Profile, ProbeEr
             (BTreeMap::new(), ServerInfo::default())
         }
     };
+    let kind = kind_of(served.owner.as_deref(), !told.is_empty(), &info);
     let sources = if told.is_empty() { info.sources } else { told };
-    let reading = match engine::scrape(peer).await {
+    let reading = match engine::scrape(peer, kind).await {
         Ok(reading) => reading,
         Err(error) => {
             degraded.push(format!("no load readings: {error}"));
@@ -92,9 +95,9 @@ pub async fn probe(peer: &Peer, wanted: Option<&str>) -> Result<Profile, ProbeEr
     };
     let block_size = reading.block_size.or(info.page_size);
     let capacity_blocks = reading.capacity_blocks.or(info.capacity_blocks);
-    let Served { model, names, max_model_len } = served;
+    let Served { model, names, max_model_len, .. } = served;
     let drafts = reading.drafts;
-    let facts = Facts { names, max_model_len, version, block_size, capacity_blocks, drafts, degraded };
+    let facts = Facts { kind, names, max_model_len, version, block_size, capacity_blocks, drafts, degraded };
     Ok(Profile { model, facts, sources, instance: info.instance, reading })
 }
 
@@ -122,6 +125,8 @@ struct ModelCard {
     parent: Option<String>,
     #[serde(default)]
     max_model_len: Option<u32>,
+    #[serde(default)]
+    owned_by: Option<String>,
 }
 
 /// Names of one root are one model; an adapter names its parent.
@@ -151,12 +156,23 @@ fn read_models(body: &[u8], wanted: Option<&str>) -> Result<Served, ProbeError> 
         other.then(|| ServedName { name: card.id.clone(), lora })
     };
     let names = cards.iter().filter_map(name).collect();
-    Ok(Served { model: base.id.clone(), names, max_model_len: base.max_model_len })
+    Ok(Served { model: base.id.clone(), names, max_model_len: base.max_model_len, owner: base.owned_by.clone() })
 }
 
 impl ModelCard {
     fn root(&self) -> &str {
         self.root.as_deref().unwrap_or(&self.id)
+    }
+}
+
+/// Whose server it is: by the name it gives its models, else by the routes it has.
+fn kind_of(owner: Option<&str>, has_sources: bool, info: &ServerInfo) -> EngineKind {
+    match owner {
+        Some("vllm") => EngineKind::Vllm,
+        Some("sglang") => EngineKind::SgLang,
+        Some("tensorrt_llm" | "trtllm") => EngineKind::TensorRtLlm,
+        _ if has_sources => EngineKind::Vllm,
+        _ => info.kind,
     }
 }
 
@@ -221,12 +237,24 @@ mod tests {
     fn reads_what_a_real_vllm_said() {
         let served =
             read_models(include_bytes!("../../tests/fixtures/vllm/models.json"), Some("tiny")).expect("recorded");
-        assert_eq!(served, Served { model: "tiny".into(), names: Vec::new(), max_model_len: Some(8192) });
+        let want =
+            Served { model: "tiny".into(), names: Vec::new(), max_model_len: Some(8192), owner: Some("vllm".into()) };
+        assert_eq!(served, want);
         let sources =
             read_sources(include_bytes!("../../tests/fixtures/vllm/kv_event_sources_b.json")).expect("recorded");
         let want =
             EventSource { endpoint: "tcp://127.0.0.1:42321".into(), replay: Some("tcp://127.0.0.1:37947".into()) };
         assert_eq!(sources, BTreeMap::from([(0, want)]));
+    }
+
+    #[test]
+    fn engines_are_known_by_their_names_and_their_routes() {
+        let info = |kind| ServerInfo { kind, ..ServerInfo::default() };
+        let unknown = info(EngineKind::Unknown);
+        assert_eq!(kind_of(Some("sglang"), false, &unknown), EngineKind::SgLang);
+        assert_eq!(kind_of(Some("me"), true, &unknown), EngineKind::Vllm);
+        assert_eq!(kind_of(None, false, &info(EngineKind::TensorRtLlm)), EngineKind::TensorRtLlm);
+        assert_eq!(kind_of(Some("me"), false, &unknown), EngineKind::Unknown);
     }
 
     #[test]

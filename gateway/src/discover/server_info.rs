@@ -1,9 +1,11 @@
 //! What SGLang says of itself at `/server_info` (`/get_server_info` before): pages, capacity, event sockets, instance.
+//! TensorRT-LLM has a route of that name too, which tells how it hashes blocks.
 //!
 //! vLLM has no such route outside its development mode and names its event sources at `/kv_event_sources`; so this is asked
 //! of engines that lack the latter.
 
 use super::probe::EventSource;
+use crate::fleet::EngineKind;
 use crate::signal::http::Peer;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -20,6 +22,8 @@ const MAX_INSTANCE_BYTES: usize = 128;
 /// As far as it was there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ServerInfo {
+    /// Whose answer it is.
+    pub(super) kind: EngineKind,
     /// Tokens per page, the unit in which the cache works.
     pub(super) page_size: Option<u32>,
     /// KV capacity in pages.
@@ -44,6 +48,12 @@ pub(super) async fn ask(peer: &Peer) -> Option<ServerInfo> {
 #[derive(Deserialize)]
 struct Card {
     #[serde(default)]
+    served_model_name: Option<String>,
+    #[serde(default)]
+    kv_cache_hash_algo: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    disaggregated_params: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
     page_size: Option<u32>,
     #[serde(default)]
     max_total_num_tokens: Option<u64>,
@@ -53,6 +63,18 @@ struct Card {
     kv_events: Option<Events>,
     #[serde(default)]
     internal_states: Vec<State>,
+}
+
+impl Card {
+    fn kind(&self) -> EngineKind {
+        if self.page_size.is_some() || self.served_model_name.is_some() {
+            EngineKind::SgLang
+        } else if self.kv_cache_hash_algo.is_some() || self.disaggregated_params.is_some() {
+            EngineKind::TensorRtLlm
+        } else {
+            EngineKind::Unknown
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -79,12 +101,14 @@ struct Events {
 }
 
 fn read(body: &[u8]) -> Result<ServerInfo, serde_json::Error> {
-    let Card { page_size, max_total_num_tokens, instance_id, kv_events, internal_states } =
-        serde_json::from_slice(body)?;
+    let card: Card = serde_json::from_slice(body)?;
+    let kind = card.kind();
+    let Card { page_size, max_total_num_tokens, instance_id, kv_events, internal_states, .. } = card;
     let page_size = kv_events.as_ref().and_then(|events| events.block_size).or(page_size).filter(|size| *size > 0);
     let tokens = max_total_num_tokens.or_else(|| internal_states.first()?.max_total_num_tokens);
     let pages = tokens.zip(page_size).map(|(tokens, size)| tokens / u64::from(size));
     Ok(ServerInfo {
+        kind,
         page_size,
         capacity_blocks: pages.and_then(|pages| u32::try_from(pages).ok()).filter(|pages| *pages > 0),
         instance: instance_id.filter(|name| !name.is_empty() && name.len() <= MAX_INSTANCE_BYTES),
@@ -127,6 +151,7 @@ mod tests {
         let sources =
             [(0, source("tcp://*:5557", Some("tcp://*:6000"))), (1, source("tcp://*:5558", Some("tcp://*:6001")))];
         let want = ServerInfo {
+            kind: EngineKind::SgLang,
             page_size: Some(64),
             capacity_blocks: Some(1_000),
             instance: Some("i-1".into()),
@@ -145,6 +170,8 @@ mod tests {
         assert!(off.sources.is_empty());
         let edge = read(r#"{"kv_events":{"endpoint_host":"10.0.0.1","endpoint_port_base":65535,"dp_size":3}}"#);
         assert_eq!(edge.expect("valid").sources, BTreeMap::from([(0, source("tcp://10.0.0.1:65535", None))]));
+        let other = read(r#"{"disaggregated_params":null,"kv_cache_hash_algo":"v1"}"#).expect("valid");
+        assert_eq!(other, ServerInfo { kind: EngineKind::TensorRtLlm, ..ServerInfo::default() });
         assert!(read("<html>").is_err() && read(r#"{"kv_events":{"endpoint_port_base":70000}}"#).is_err());
     }
 }

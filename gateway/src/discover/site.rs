@@ -6,7 +6,7 @@ use super::probe::{self, Profile};
 use super::{Introduction, Shared, SiteStatus, WorkerUrl};
 use crate::config::resolved::Worker;
 use crate::doors::Towards;
-use crate::fleet::{Endpoint, Facts, Handle};
+use crate::fleet::{Endpoint, EngineKind, Facts, Handle};
 use crate::signal::cache_events::{Attach, FeedSpec, for_rank};
 use crate::signal::engine::Reading;
 use crate::signal::http::Peer;
@@ -85,10 +85,10 @@ impl Site {
         loop {
             let started_ms = self.shared.clock.now_ms();
             match self.introduce().await {
-                Ok(peer) => {
+                Ok((peer, kind)) => {
                     pause = FIRST_PAUSE;
                     self.say(true, None);
-                    self.watch(&peer).await;
+                    self.watch(&peer, kind).await;
                 }
                 Err(problem) => {
                     self.say(false, Some(problem.clone()));
@@ -114,7 +114,7 @@ impl Site {
     }
 
     /// Finds the engine, asks who it is, brings its workers into the fleet.
-    async fn introduce(&mut self) -> Result<Peer, String> {
+    async fn introduce(&mut self) -> Result<(Peer, EngineKind), String> {
         let deadline = self.shared.health.timeout;
         let address = self.resolve(deadline).await?;
         let secure = self.server_name();
@@ -133,6 +133,7 @@ impl Site {
                 address,
                 rank: handle.rank,
                 secure: secure.clone(),
+                kind: profile.facts.kind,
             };
             self.shared.fleet.locate(&handle, endpoint).await;
             if let Err(problem) = self.listen(&handle, &profile, &peer).await {
@@ -151,7 +152,7 @@ impl Site {
             // Token parity is then sampled from live requests instead.
             let _ = introductions.try_send(introduction);
         }
-        Ok(peer)
+        Ok((peer, profile.facts.kind))
     }
 
     /// Name that the engine's certificate must be for; `None` in the clear.
@@ -323,7 +324,10 @@ fn event_endpoints(
     let events = configured(&worker.kv_events).or_else(|| told.map(|told| told.endpoint.clone()));
     let replay = configured(&worker.kv_replay).or_else(|| told.and_then(|told| told.replay.clone()));
     let parse = |endpoint: String| Attach::parse(&endpoint, &address.host).map_err(|error| error.to_string());
-    let events = events.ok_or("no KV events: start the engine with --kv-events-config, or set kv_events")?;
+    let events = events.ok_or(match profile.facts.kind {
+        EngineKind::TensorRtLlm => "no KV events: set kv_events = \"poll:/kv_cache_events\" in one gateway",
+        _ => "no KV events: start the engine with --kv-events-config, or set kv_events",
+    })?;
     let (events, replay) = (parse(events)?, replay.map(parse).transpose()?);
     if let (Attach::Poll(path), true) = (&events, rank.is_some()) {
         return Err(format!("poll:{path}: an engine has one buffer of events for all its ranks; leave out the ranks"));

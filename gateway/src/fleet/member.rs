@@ -8,9 +8,37 @@ use forebay_routing::view::{WorkerState, WorkerView};
 use forebay_routing::{FleetView, LocalLoad, WorkerId};
 use std::sync::Arc;
 
+/// Whose server a worker is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// It did not say, or somebody else's.
+    #[default]
+    Unknown,
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    SgLang,
+    /// TensorRT-LLM's `trtllm-serve`.
+    TensorRtLlm,
+}
+
+impl EngineKind {
+    /// Name in `/workers` and in messages.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Vllm => "vllm",
+            Self::SgLang => "sglang",
+            Self::TensorRtLlm => "tensorrt-llm",
+        }
+    }
+}
+
 /// What an engine said of itself when it was asked.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
+    /// Whose server it is.
+    pub kind: EngineKind,
     /// Names it serves beside its own model: aliases and adapters.
     pub names: Vec<ServedName>,
     /// Longest prompt and answer in tokens, where it said so.

@@ -26,7 +26,7 @@ mod reservation;
 mod tests;
 
 pub(crate) use handle::Handle;
-pub use member::{Facts, WorkerStatus};
+pub use member::{EngineKind, Facts, WorkerStatus};
 pub use metrics::state_name;
 pub use reservation::Reservation;
 
@@ -87,6 +87,8 @@ pub struct Endpoint {
     pub rank: Option<u16>,
     /// Name that its certificate must be for; `None` in the clear.
     pub secure: Option<Arc<str>>,
+    /// Whose server it is, which decides what may be added to a body.
+    pub kind: EngineKind,
 }
 
 /// What a finished or failed exchange teaches the fleet.

@@ -56,6 +56,7 @@ impl Rig {
             address: ([127, 0, 0, 1], 1).into(),
             rank: None,
             secure: None,
+            kind: crate::fleet::EngineKind::Vllm,
         };
         self.fleet.locate(&handle, endpoint).await;
         self.fleet.checked(&handle, Ok(()), self.clock.now_ms()).await;

@@ -3,15 +3,17 @@
 //! Absent is unknown, never zero: a series that `/metrics` lacks leaves that load unset, and a reading keeps the time
 //! at which it was taken, so that whoever decides can see its age.
 
-use super::exposition::samples;
+use super::exposition::{Sample, samples};
 use super::http::{AskError, Peer};
+use crate::fleet::EngineKind;
 use forebay_routing::view::EngineLoad;
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// Ranks read out of one `/metrics`.
 const MAX_RANKS: usize = 256;
 
-/// What one scrape of `/metrics` holds.
+/// What one reading holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading {
     /// Load by engine label, which is the data-parallel rank.
@@ -46,32 +48,75 @@ impl RankLoad {
 }
 
 impl Reading {
-    /// Reads what is known here out of Prometheus text.
+    /// Reads what is known here out of Prometheus text: of vLLM, of SGLang under both its prefixes, of TensorRT-LLM.
     pub fn parse(text: &str) -> Self {
         let mut reading = Self::default();
         for sample in samples(text) {
-            match sample.name {
-                "process_start_time_seconds" => reading.process_start_seconds = Some(sample.value),
-                "vllm:cache_config_info" => {
-                    let number = |label| sample.label(label).and_then(|text| text.parse().ok()).filter(|n| *n > 0);
-                    reading.block_size = number("block_size").or(reading.block_size);
-                    reading.capacity_blocks = number("num_gpu_blocks").or(reading.capacity_blocks);
-                }
-                "vllm:num_requests_running" => {
-                    reading.rank(sample.label("engine"), |load| load.running = count(sample.value));
-                }
-                "vllm:num_requests_waiting" => {
-                    reading.rank(sample.label("engine"), |load| load.waiting = count(sample.value));
-                }
-                "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" => {
-                    #[expect(clippy::cast_possible_truncation, reason = "a share between 0 and 1")]
-                    reading
-                        .rank(sample.label("engine"), |load| load.kv_usage = Some(sample.value.clamp(0.0, 1.0) as f32));
-                }
-                name => reading.drafts |= name.starts_with("vllm:spec_decode_"),
+            if let Some(name) = sample.name.strip_prefix("vllm:") {
+                reading.read_vllm(name, &sample);
+            } else if let Some(name) = sample.name.strip_prefix("sglang:").or(sample.name.strip_prefix("sglang_")) {
+                reading.read_sglang(name, &sample);
+            } else if let Some(name) = sample.name.strip_prefix("trtllm_") {
+                reading.read_tensorrt(name, &sample);
+            } else if sample.name == "process_start_time_seconds" {
+                reading.process_start_seconds = Some(sample.value);
             }
         }
         reading
+    }
+
+    fn read_vllm(&mut self, name: &str, sample: &Sample<'_>) {
+        // Releases before data parallelism had no label.
+        let rank = sample.label("engine");
+        match name {
+            "cache_config_info" => {
+                self.block_size = positive(sample.label("block_size")).or(self.block_size);
+                self.capacity_blocks = positive(sample.label("num_gpu_blocks")).or(self.capacity_blocks);
+            }
+            "num_requests_running" => self.rank(rank, |load| load.running = count(sample.value)),
+            "num_requests_waiting" => self.rank(rank, |load| load.waiting = count(sample.value)),
+            "kv_cache_usage_perc" | "gpu_cache_usage_perc" => {
+                self.rank(rank, |load| load.kv_usage = share(sample.value))
+            }
+            name => self.drafts |= name.starts_with("spec_decode_"),
+        }
+    }
+
+    /// Each tensor-parallel rank may report; the first one's word is that of all.
+    fn read_sglang(&mut self, name: &str, sample: &Sample<'_>) {
+        if sample.label("tp_rank").is_some_and(|rank| rank != "0") {
+            return;
+        }
+        let rank = sample.label("dp_rank");
+        match name {
+            "cache_config_info" => self.block_size = positive(sample.label("page_size")).or(self.block_size),
+            "num_running_reqs" => self.rank(rank, |load| load.running = count(sample.value)),
+            "num_queue_reqs" => self.rank(rank, |load| load.waiting = count(sample.value)),
+            "token_usage" => self.rank(rank, |load| load.kv_usage = share(sample.value)),
+            _ => {}
+        }
+    }
+
+    fn read_tensorrt(&mut self, name: &str, sample: &Sample<'_>) {
+        match name {
+            "num_requests_running" => self.rank(None, |load| load.running = count(sample.value)),
+            "num_requests_waiting" => self.rank(None, |load| load.waiting = count(sample.value)),
+            "kv_cache_utilization" => self.rank(None, |load| load.kv_usage = share(sample.value)),
+            "kv_cache_tokens_per_block" => self.block_size = count(sample.value).filter(|n| *n > 0).or(self.block_size),
+            _ => {}
+        }
+    }
+
+    /// Reads SGLang's `/v1/loads`, which it has whether or not metrics are switched on.
+    pub fn parse_loads(body: &[u8]) -> Result<Self, serde_json::Error> {
+        let Loads { loads } = serde_json::from_slice(body)?;
+        let mut reading = Self::default();
+        for entry in loads.into_iter().take(MAX_RANKS) {
+            let kv_usage = entry.token_usage.and_then(share);
+            let load = RankLoad { running: entry.num_running_reqs, waiting: entry.num_waiting_reqs, kv_usage };
+            reading.loads.insert(entry.dp_rank, load);
+        }
+        Ok(reading)
     }
 
     /// The load of `rank`; of the only one where the engine has one.
@@ -84,12 +129,38 @@ impl Reading {
     }
 
     fn rank(&mut self, engine: Option<&str>, set: impl FnOnce(&mut RankLoad)) {
-        // Releases before data parallelism had no label.
         let Ok(rank) = engine.unwrap_or("0").parse() else { return };
         if self.loads.len() < MAX_RANKS || self.loads.contains_key(&rank) {
             set(self.loads.entry(rank).or_default());
         }
     }
+}
+
+#[derive(Deserialize)]
+struct Loads {
+    loads: Vec<LoadEntry>,
+}
+
+#[derive(Deserialize)]
+struct LoadEntry {
+    #[serde(default)]
+    dp_rank: u16,
+    #[serde(default)]
+    num_running_reqs: Option<u32>,
+    #[serde(default)]
+    num_waiting_reqs: Option<u32>,
+    #[serde(default)]
+    token_usage: Option<f64>,
+}
+
+fn positive(text: Option<&str>) -> Option<u32> {
+    text.and_then(|text| text.parse().ok()).filter(|n| *n > 0)
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "set where absence is unknown")]
+fn share(value: f64) -> Option<f32> {
+    #[expect(clippy::cast_possible_truncation, reason = "a share between 0 and 1")]
+    Some(value.clamp(0.0, 1.0) as f32)
 }
 
 fn count(value: f64) -> Option<u32> {
@@ -124,9 +195,21 @@ pub async fn check(peer: &Peer) -> Result<(), CheckError> {
     if status.is_success() { Ok(()) } else { Err(CheckError::Status { path, status: status.as_u16() }) }
 }
 
-/// Scrapes `/metrics`.
-pub async fn scrape(peer: &Peer) -> Result<Reading, CheckError> {
-    let path = "/metrics";
+/// SGLang's loads; what else it could tell is left out.
+const LOADS: &str = "/v1/loads?include=core";
+
+/// Reads the load of an engine where it tells it: SGLang at `/v1/loads` (releases before: `/metrics`), TensorRT-LLM at
+/// `/prometheus/metrics`, since its `/metrics` gives every statistic away once and others want them, all else at `/metrics`.
+pub async fn scrape(peer: &Peer, kind: EngineKind) -> Result<Reading, CheckError> {
+    if kind == EngineKind::SgLang {
+        let answer = peer.get(LOADS).await?;
+        if answer.status.is_success()
+            && let Ok(reading) = Reading::parse_loads(&answer.body)
+        {
+            return Ok(reading);
+        }
+    }
+    let path = if kind == EngineKind::TensorRtLlm { "/prometheus/metrics" } else { "/metrics" };
     let answer = peer.get(path).await?;
     if !answer.status.is_success() {
         return Err(CheckError::Status { path, status: answer.status.as_u16() });
@@ -164,5 +247,47 @@ mod tests {
         assert_eq!(reading.load(Some(1)).and_then(|load| load.at(7)), None, "absent is unknown, not zero");
         assert_eq!((reading.block_size, reading.drafts), (None, false));
         assert!(Reading::parse("vllm:spec_decode_num_drafts_total{engine=\"0\"} 0\n").drafts);
+    }
+
+    #[test]
+    fn reads_sglang_under_both_prefixes_and_by_rank() {
+        for prefix in ["sglang:", "sglang_"] {
+            let text = |rank: &str, tp: &str, running: u32| {
+                let labels = format!("{{{rank}model_name=\"m\",tp_rank=\"{tp}\"}}");
+                format!(
+                    "{prefix}num_running_reqs{labels} {running}\n{prefix}num_queue_reqs{labels} 2\n\
+                     {prefix}token_usage{labels} 0.25\n"
+                )
+            };
+            let one = Reading::parse(&(text("", "1", 9) + &text("", "0", 3)));
+            let load = RankLoad { running: Some(3), waiting: Some(2), kv_usage: Some(0.25) };
+            assert_eq!(one.load(None), Some(load), "{prefix}");
+            let two = Reading::parse(&(text("dp_rank=\"0\",", "0", 3) + &text("dp_rank=\"1\",", "0", 4)));
+            assert_eq!(two.load(Some(1)).and_then(|load| load.running), Some(4), "{prefix}");
+            let info = Reading::parse(&format!("{prefix}cache_config_info{{page_size=\"64\"}} 1\n"));
+            assert_eq!(info.block_size, Some(64));
+        }
+    }
+
+    #[test]
+    fn reads_sglangs_loads_as_far_as_they_are_there() {
+        let body = br#"{"timestamp":"x","version":"0.5.6","loads":[
+            {"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":1,"num_used_tokens":9,"token_usage":0.5,"queues":{}},
+            {"dp_rank":1,"num_running_reqs":3}]}"#;
+        let reading = Reading::parse_loads(body).expect("valid");
+        let load = EngineLoad { running: 3, waiting: 1, kv_usage: 0.5, at_ms: 7 };
+        assert_eq!(reading.load(Some(0)).and_then(|load| load.at(7)), Some(load));
+        assert_eq!(reading.load(Some(1)).and_then(|load| load.at(7)), None, "absent is unknown, not zero");
+        assert!(Reading::parse_loads(b"[]").is_err());
+    }
+
+    #[test]
+    fn reads_tensorrt_llm() {
+        let reading = Reading::parse(
+            "trtllm_num_requests_running{model_name=\"m\"} 5\ntrtllm_num_requests_waiting{model_name=\"m\"} 3\n\
+             trtllm_kv_cache_utilization{model_name=\"m\"} 0.6\ntrtllm_kv_cache_tokens_per_block 64\n",
+        );
+        let load = RankLoad { running: Some(5), waiting: Some(3), kv_usage: Some(0.6) };
+        assert_eq!((reading.load(None), reading.block_size), (Some(load), Some(64)));
     }
 }

@@ -4,6 +4,7 @@
 
 use super::super::probe;
 use super::{Site, is_another_instance, is_another_process};
+use crate::fleet::EngineKind;
 use crate::signal::engine;
 use crate::signal::http::Peer;
 use forebay_routing::WorkerId;
@@ -15,11 +16,11 @@ const REFRESH_EVERY: Duration = Duration::from_secs(30);
 
 impl Site {
     /// Checks and scrapes until the engine is down or another process.
-    pub(super) async fn watch(&mut self, peer: &Peer) {
+    pub(super) async fn watch(&mut self, peer: &Peer, kind: EngineKind) {
         let mut seen = std::mem::take(&mut self.seen);
         tokio::select! {
             () = self.check_until_down(peer) => {}
-            () = self.scrape_until_restart(peer, &mut seen) => {}
+            () = self.scrape_until_restart(peer, kind, &mut seen) => {}
             () = self.refresh_names(peer) => {}
         }
         self.seen = seen;
@@ -45,12 +46,12 @@ impl Site {
         }
     }
 
-    async fn scrape_until_restart(&self, peer: &Peer, seen: &mut Vec<WorkerId>) {
+    async fn scrape_until_restart(&self, peer: &Peer, kind: EngineKind, seen: &mut Vec<WorkerId>) {
         let mut ticks = ticks(self.shared.health.metrics_interval);
         loop {
             ticks.tick().await;
             // A failed scrape leaves the last reading to age; health checks decide whether the engine is well.
-            let Ok(reading) = engine::scrape(peer).await else { continue };
+            let Ok(reading) = engine::scrape(peer, kind).await else { continue };
             if is_another_process(self.process_start_seconds, reading.process_start_seconds) {
                 return;
             }

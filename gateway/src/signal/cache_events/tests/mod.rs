@@ -239,6 +239,7 @@ async fn join(fleet: &Fleet, url: &str) -> Arc<Handle> {
         address: ([127, 0, 0, 1], 1).into(),
         rank: None,
         secure: None,
+        kind: crate::fleet::EngineKind::Vllm,
     };
     fleet.locate(&handle, endpoint).await;
     handle
