@@ -10,6 +10,7 @@
 //! | `POST /explain` | a request's body: which worker it would get and why, without sending it |
 //! | `GET /healthz` | 200 while the process runs |
 //! | `GET /readyz` | 200 while a worker takes traffic and no drain has begun |
+//! | others | as other routers call them, see `rivals` |
 //!
 //! Who may ask: on loopback and on the Unix socket (mode 0600) whoever reaches them, but for `/explain`, which tells whose
 //! prompts are cached where and asks for an operator's key wherever keys are configured; beyond loopback everything but the
@@ -20,6 +21,7 @@
 
 mod explain;
 mod reply;
+mod rivals;
 mod routes;
 mod server;
 mod status;

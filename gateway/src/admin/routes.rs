@@ -2,7 +2,7 @@
 
 use super::reply::{self, Answer};
 use super::server::Entrance;
-use super::{Console, explain, status, workers};
+use super::{Console, explain, rivals, status, workers};
 use crate::doors::Role;
 use crate::doors::keys::presented;
 use crate::error::Fault;
@@ -25,13 +25,21 @@ const MAX_EXPLAIN_BODY: usize = 8 << 20;
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Paths and the methods they take.
-const PATHS: [(&str, &[Method], &str); 6] = [
+const PATHS: [(&str, &[Method], &str); 13] = [
     ("/metrics", &[Method::GET], "GET"),
     ("/workers", &[Method::GET, Method::POST, Method::DELETE], "GET, POST, DELETE"),
     ("/status", &[Method::GET], "GET"),
     ("/explain", &[Method::POST], "POST"),
     ("/healthz", &[Method::GET], "GET"),
     ("/readyz", &[Method::GET], "GET"),
+    // As other routers call them, see `rivals`.
+    ("/add_worker", &[Method::POST], "POST"),
+    ("/remove_worker", &[Method::POST], "POST"),
+    ("/list_workers", &[Method::GET], "GET"),
+    ("/get_loads", &[Method::GET], "GET"),
+    ("/flush_cache", &[Method::POST], "POST"),
+    ("/liveness", &[Method::GET], "GET"),
+    ("/readiness", &[Method::GET], "GET"),
 ];
 
 pub(super) async fn answer(console: &Arc<Console>, entrance: Entrance, request: Request<Incoming>) -> Answer {
@@ -39,6 +47,9 @@ pub(super) async fn answer(console: &Arc<Console>, entrance: Entrance, request: 
         return reply::fault(&fault);
     }
     let path = request.uri().path().to_owned();
+    if let (&Method::DELETE, Some(name)) = (request.method(), path.strip_prefix("/workers/")) {
+        return rivals::remove_named(console, name).unwrap_or_else(|fault| reply::fault(&fault));
+    }
     let Some((_, methods, allow)) = PATHS.iter().find(|(known, ..)| *known == path) else {
         let known: Vec<&str> = PATHS.iter().map(|(known, ..)| *known).collect();
         let message = format!("{path} is not here; there are {}", known.join(", "));
@@ -62,8 +73,13 @@ async fn dispatch(console: &Arc<Console>, path: &str, request: Request<Incoming>
     match (path, parts.method) {
         ("/metrics", _) => metrics(console),
         ("/status", _) => Ok(reply::json(StatusCode::OK, &status::read(console).await)),
-        ("/healthz", _) => Ok(reply::json(StatusCode::OK, &json!({"status": "ok"}))),
-        ("/readyz", _) => Ok(ready(console)),
+        ("/add_worker", _) => rivals::add(console, &query).await,
+        ("/remove_worker", _) => rivals::remove(console, &query),
+        ("/list_workers", _) => Ok(rivals::list(console).await),
+        ("/get_loads", _) => Ok(rivals::loads(console).await),
+        ("/flush_cache", _) => Ok(rivals::flush(console).await),
+        ("/healthz" | "/liveness", _) => Ok(reply::json(StatusCode::OK, &json!({"status": "ok"}))),
+        ("/readyz" | "/readiness", _) => Ok(ready(console)),
         ("/explain", _) => explain::answer(console, &query, read(body, MAX_EXPLAIN_BODY).await?).await,
         (_, Method::POST) => workers::add(console, &query, &read(body, MAX_WORKER_BODY).await?).await,
         (_, Method::DELETE) => workers::remove(console, &query, &read(body, MAX_WORKER_BODY).await?),
@@ -90,7 +106,7 @@ fn ready(console: &Console) -> Answer {
 /// Whether this request may be made at all.
 fn admit<B>(console: &Console, entrance: Entrance, request: &Request<B>) -> Result<(), Fault> {
     let path = request.uri().path();
-    let is_probe = matches!(path, "/healthz" | "/readyz");
+    let is_probe = matches!(path, "/healthz" | "/readyz" | "/liveness" | "/readiness");
     let needs_key = match entrance {
         Entrance::Socket => false,
         Entrance::Loopback => path == "/explain",
@@ -148,7 +164,7 @@ pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
 }
 
 /// `%3A` → `:`; what is no escape stays.
-fn unescape(text: &str) -> String {
+pub(super) fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

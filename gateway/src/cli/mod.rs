@@ -8,6 +8,7 @@ pub mod check;
 pub mod doctor;
 pub mod explain;
 pub mod key;
+mod rivals;
 mod table;
 
 use crate::config::{Environment, Flags, Sources};
@@ -127,22 +128,35 @@ pub struct Settings {
     /// Any other key, such as listen.max_body_bytes=8MiB; repeat for each.
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value)]
     set: Vec<(String, String)>,
+    /// As other routers call them.
+    #[command(flatten)]
+    spellings: rivals::Spellings,
 }
 
 impl Settings {
     /// As sources, with `environment` behind the flags.
-    pub fn sources(self, environment: Environment) -> Sources {
+    pub fn sources(self, mut environment: Environment) -> Sources {
+        if let Some(level) = self.spellings.log_level() {
+            // A flag wins over the environment.
+            environment.0.insert("FOREBAY_LOG".to_owned(), level.to_owned());
+        }
+        let policy = self.policy.as_deref().map(|name| rivals::policy(name).to_owned());
+        let (spelled, more) = self.spellings.read();
         let named = [
             ("--listen", "listen.address", self.listen),
             ("--admin", "admin.address", self.admin),
-            ("--policy", "routing.policy", self.policy),
+            ("--policy", "routing.policy", policy),
             ("--access-log", "observe.access_log", self.access_log),
         ];
         let named = named.into_iter().filter_map(|(flag, key, value)| Some((flag.to_owned(), key.to_owned(), value?)));
         let set = self.set.into_iter().map(|(key, value)| ("--set".to_owned(), key, value));
         Sources {
             file: self.config.or_else(|| environment.find("FOREBAY_CONFIG").map(PathBuf::from)),
-            flags: Flags { scalars: set.chain(named).collect(), workers: self.worker, tokenizers: self.tokenizer },
+            flags: Flags {
+                scalars: spelled.into_iter().chain(set).chain(named).collect(),
+                workers: self.worker.into_iter().chain(more).collect(),
+                tokenizers: self.tokenizer,
+            },
             environment,
         }
     }
