@@ -85,6 +85,7 @@ pub fn request_body(data: &[u8]) {
     }
     let clamped = resolved::Policy {
         max_tokens: Some(100),
+        strip_preamble: true,
         ..Sources::default().resolve(None).expect("defaults").config.requests
     };
     let mut parsed = parsed;

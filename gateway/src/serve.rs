@@ -10,7 +10,9 @@
 //! Policies without prefix knowledge pay for none: they skip tokenize and hash, so `round-robin` is a thin proxy.
 
 mod consider;
+mod forward;
 mod learn;
+mod models;
 mod parity;
 mod session;
 
@@ -28,15 +30,14 @@ use crate::http1::Framing;
 use crate::http1::request::Origin;
 use crate::limits::{FAULTS, Limits, Share};
 use crate::observe::{Observer, Outcome, Record};
-use crate::parse::{self, Dialect, Parsed};
+use crate::parse::{self, Dialect};
 use crate::stream::{Client, Grammar, Interrupt, Next, Reading, relay, stopping};
 use crate::tokenize::Tokenizers;
 use arc_swap::{ArcSwap, Guard};
-use forebay_routing::{LocalLoad, Policy};
-use hashbrown::HashMap;
+use forebay_routing::LocalLoad;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use tokio::time::{Duration, Instant};
+use tokio::time::Instant;
 
 /// Everything that requests share. Soft state only: any number of gateways run side by side.
 pub struct Gateway {
@@ -61,31 +62,11 @@ pub struct Gateway {
     /// One per request: round-robin position, and with `seed` the request's rng.
     cursor: AtomicU64,
     seed: u64,
-    policies: ArcSwap<Policies>,
+    models: ArcSwap<models::Models>,
     requests: ArcSwap<resolved::Policy>,
     samples: parity::Samples,
     /// Tokens that an answer has lately had, a moving mean over all models.
     output_tokens: AtomicU32,
-}
-
-/// Engines introduce themselves within seconds of the gateway's start.
-const NO_MODEL_PAUSE: Duration = Duration::from_secs(2);
-
-fn no_model_yet() -> Fault {
-    Fault::gateway(503, "no_workers", "no engine has told which model it serves yet")
-}
-
-/// Which model is routed how.
-struct Policies {
-    default: Policy,
-    own: HashMap<String, Policy>,
-}
-
-impl Policies {
-    fn of(config: &Config) -> Self {
-        let own = config.models.iter().filter_map(|model| Some((model.name.clone(), model.policy?)));
-        Self { default: config.routing.policy, own: own.collect() }
-    }
 }
 
 impl Gateway {
@@ -110,20 +91,11 @@ impl Gateway {
             cursor: AtomicU64::new(0),
             seed: config.routing.seed.unwrap_or_else(|| fastrand::u64(..)),
             samples: parity::Samples::new(),
-            policies: ArcSwap::from_pointee(Policies::of(&config)),
+            models: ArcSwap::from_pointee(models::Models::of(&config)),
             requests: ArcSwap::from_pointee(config.requests.clone()),
             output_tokens: AtomicU32::new(learn::FIRST_OUTPUT_TOKENS),
             config,
         })
-    }
-
-    /// The policy of `model`.
-    pub fn policy(&self, model: &str) -> Policy {
-        let policies = self.policies.load();
-        if policies.own.is_empty() {
-            return policies.default;
-        }
-        policies.own.get(model).copied().unwrap_or(policies.default)
     }
 
     /// What requests may ask of engines.
@@ -131,31 +103,11 @@ impl Gateway {
         self.requests.load()
     }
 
-    /// Fills in what a request may leave out: the model, where there is only one.
-    ///
-    /// # Errors
-    /// 400 where there are several and the request names none.
-    pub fn complete(&self, parsed: &mut Parsed) -> Result<(), Fault> {
-        if !parsed.model.is_empty() {
-            return Ok(());
-        }
-        let view = self.fleet.view();
-        let mut models = view.models.iter().filter(|model| model.base.is_none());
-        match (models.next(), models.next()) {
-            (Some(only), None) => parsed.model.clone_from(&only.name),
-            (None, _) => return Err(Fault { retry_after: Some(NO_MODEL_PAUSE), ..no_model_yet() }),
-            (Some(_), Some(_)) => {
-                let message = "`model` is required where several are served; GET /v1/models lists them";
-                return Err(Fault::client(400, "missing_field", message).with_param("model"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes over what may change while the gateway runs: the policies. Everything else of `config` waits for a restart.
+    /// Takes over what may change while the gateway runs: the policies, the names of models. Everything else of `config`
+    /// waits for a restart.
     pub fn reload(&self, config: &Config) {
         self.requests.store(Arc::new(config.requests.clone()));
-        self.policies.store(Arc::new(Policies::of(config)));
+        self.models.store(Arc::new(models::Models::of(config)));
     }
 
     /// Position and rng of one more request.
@@ -225,6 +177,7 @@ async fn steps(
         origin: origin(gateway, client),
         request_id: &request.id,
         body: parsed.upstream_body(),
+        ids: gateway.forwarded(&parsed, &considered),
         share,
         reading: if parsed.stream { Reading::Events { strip_usage } } else { Reading::Whole },
         grammar: Grammar::of(dialect),
@@ -261,6 +214,7 @@ async fn through(
         origin: origin(gateway, client),
         request_id: &request.id,
         body: if body.is_empty() { Vec::new() } else { vec![body] },
+        ids: None,
         share,
         reading: Reading::Through,
         grammar: Grammar::default(),

@@ -38,7 +38,8 @@ pub(super) async fn run(gateway: &Gateway, mut client: Client) {
 async fn answer(gateway: &Gateway, client: &mut Client, head: RequestHead) -> Next {
     let id = identity::request_id(head.value(Kind::RequestId));
     let arrived = Instant::now();
-    let route = route(&head, &gateway.fleet, gateway.draining.load(Ordering::Relaxed));
+    let draining = gateway.draining.load(Ordering::Relaxed);
+    let route = route(&head, &gateway.fleet, draining, || gateway.aliases());
     let caller = match admit(gateway, &head, &route) {
         Ok(caller) => caller,
         Err(fault) => return turn_away(gateway, client, &head, id, &fault).await,

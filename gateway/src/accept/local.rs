@@ -23,14 +23,24 @@ pub(super) enum Route {
     Through,
 }
 
-pub(super) fn route(head: &RequestHead, fleet: &Fleet, draining: bool) -> Route {
+/// `aliases` are the configured ones, each with its model.
+pub(super) fn route(
+    head: &RequestHead,
+    fleet: &Fleet,
+    draining: bool,
+    aliases: impl FnOnce() -> Vec<(String, String)>,
+) -> Route {
     let reads = matches!(head.method(), "GET" | "HEAD");
     let path = head.path();
     match path {
-        "/health" | "/healthz" | "/ping" if reads => return Route::Open(health(&fleet.view(), draining)),
-        "/v1/models" if reads => return Route::Local(models(&fleet.view())),
+        // The last is what other routers call it.
+        "/health" | "/healthz" | "/ping" | "/readiness" if reads => {
+            return Route::Open(health(&fleet.view(), draining));
+        }
+        "/liveness" if reads => return Route::Open(Reply::json(200, json!({"status": "ok"}).to_string())),
+        "/v1/models" if reads => return Route::Local(models(&fleet.view(), aliases())),
         _ if reads && path.starts_with("/v1/models/") => {
-            return Route::Local(model(&fleet.view(), &path["/v1/models/".len()..]));
+            return Route::Local(model(&fleet.view(), aliases(), &path["/v1/models/".len()..]));
         }
         _ => {}
     }
@@ -61,24 +71,36 @@ fn health(view: &FleetView, draining: bool) -> Reply {
 }
 
 /// As engines list it: an alias has the model behind it as `root`, an adapter as `parent`.
-fn entry(model: &ModelView) -> Value {
-    let base = model.base.as_deref();
+fn card(name: &str, root: &str, parent: Option<&str>) -> Value {
     json!({
-        "id": model.name, "object": "model", "created": clock::unix_seconds() as u64, "owned_by": "forebay",
-        "root": base.filter(|_| !model.lora).unwrap_or(&model.name), "parent": base.filter(|_| model.lora),
+        "id": name, "object": "model", "created": clock::unix_seconds() as u64, "owned_by": "forebay", "root": root,
+        "parent": parent,
     })
 }
 
-fn models(view: &FleetView) -> Reply {
-    let data: Vec<Value> = view.models.iter().map(entry).collect();
-    Reply::json(200, json!({"object": "list", "data": data}).to_string())
+fn entry(model: &ModelView) -> Value {
+    let base = model.base.as_deref();
+    card(&model.name, base.filter(|_| !model.lora).unwrap_or(&model.name), base.filter(|_| model.lora))
+}
+
+/// Every model that an engine serves, then the aliases of those.
+fn entries(view: &FleetView, aliases: Vec<(String, String)>) -> Vec<Value> {
+    let configured = aliases
+        .into_iter()
+        .filter(|(alias, model)| view.model(alias).is_none() && view.models.iter().any(|served| served.name == *model));
+    let configured = configured.map(|(alias, model)| card(&alias, &model, None));
+    view.models.iter().map(entry).chain(configured).collect()
+}
+
+fn models(view: &FleetView, aliases: Vec<(String, String)>) -> Reply {
+    Reply::json(200, json!({"object": "list", "data": entries(view, aliases)}).to_string())
 }
 
 /// Model names contain slashes (`Qwen/Qwen3-8B`), so the rest of the path is the name, escaped or not.
-fn model(view: &FleetView, name: &str) -> Reply {
+fn model(view: &FleetView, aliases: Vec<(String, String)>, name: &str) -> Reply {
     let plain = name.replace("%2F", "/").replace("%2f", "/");
-    match view.models.iter().find(|model| model.name == plain) {
-        Some(model) => Reply::json(200, entry(model).to_string()),
+    match entries(view, aliases).into_iter().find(|entry| entry["id"] == plain) {
+        Some(entry) => Reply::json(200, entry.to_string()),
         None => Reply::fault(&unknown_model(&plain)),
     }
 }

@@ -66,6 +66,8 @@ pub enum Kind {
     AccessLog,
     /// Networks, names and the words that stand for some.
     Hosts,
+    /// Names with commas between them.
+    Names,
     /// One of these words.
     OneOf(&'static [&'static str]),
 }
@@ -110,6 +112,8 @@ pub enum Value {
     AccessLog(AccessLog),
     /// Networks and names.
     Hosts(Hosts),
+    /// Names.
+    Names(Vec<String>),
     /// One of its kind's words.
     Word(&'static str),
 }
@@ -167,6 +171,7 @@ impl Kind {
                 .ok_or_else(unfit),
             Self::Path => Ok(Value::Path(PathBuf::from(text))),
             Self::Hosts => Hosts::parse(text).map(Value::Hosts),
+            Self::Names => read_names(text).map(Value::Names).ok_or_else(unfit),
             Self::OneOf(words) => {
                 words.iter().find(|word| **word == text).map(|word| Value::Word(word)).ok_or_else(unfit)
             }
@@ -207,6 +212,7 @@ impl Kind {
                 let words: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
                 format!("one of {}", words.join(", "))
             }
+            Self::Names => "names, such as \"fast, small\"".to_owned(),
             Self::Hosts => "networks and names, such as \"10.0.0.0/8, *.gpu.lan\"".to_owned(),
         }
     }
@@ -226,6 +232,7 @@ impl Value {
             Self::Policy(policy) => super::policy_name(*policy).to_owned(),
             Self::AccessLog(log) => format!("{log:?}").to_ascii_lowercase(),
             Self::Hosts(hosts) => hosts.to_string(),
+            Self::Names(names) => names.join(", "),
             Self::Word(word) => (*word).to_owned(),
         }
     }
@@ -274,6 +281,13 @@ fn within(n: u64, min: u64, max: u64, show: impl Fn(u64) -> String) -> Result<u6
         return Ok(n);
     }
     Err(format!("{} is out of bounds; write {} to {}", show(n), show(min), show(max)))
+}
+
+/// Names without space around them; `None` when one is empty or occurs twice.
+fn read_names(text: &str) -> Option<Vec<String>> {
+    let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+    let fits = |(at, name): (usize, &String)| !name.is_empty() && !names[..at].contains(name);
+    names.iter().enumerate().all(fits).then_some(names)
 }
 
 /// A worker's base URL in its one spelling, so that a worker that is listed twice is seen to be. What stands before an

@@ -180,6 +180,13 @@ impl Fields<'_, '_> {
         self.value(path).and_then(narrow)
     }
 
+    pub(super) fn names(&mut self, path: &'static str) -> Vec<String> {
+        match self.value(path) {
+            Some(Value::Names(names)) => names,
+            _ => Vec::new(),
+        }
+    }
+
     pub(super) fn switch(&mut self, path: &'static str) -> bool {
         matches!(self.value(path), Some(Value::Switch(true)))
     }

@@ -89,6 +89,7 @@ fn policy(reader: &mut Reader<'_>) -> Policy {
         max_media: reader.count("requests.max_media"),
         max_regex_bytes: reader.count("requests.max_regex_bytes"),
         max_grammar_bytes: reader.count("requests.max_grammar_bytes"),
+        strip_preamble: reader.switch("requests.strip_preamble"),
         engine_control: match reader.word("requests.engine_control") {
             "everybody" => Control::Everybody,
             "nobody" => Control::Nobody,
@@ -155,6 +156,8 @@ fn model(fields: &mut Fields<'_, '_>) -> Option<Model> {
         name: fields.text("models[].name")?,
         tokenizer: fields.path("models[].tokenizer"),
         chat_template: fields.path("models[].chat_template"),
+        aliases: fields.names("models[].aliases"),
+        forward_token_ids: fields.switch("models[].forward_token_ids"),
         policy: fields.policy("models[].policy"),
     })
 }
@@ -237,9 +240,28 @@ fn relate(config: &Config, reader: &mut Reader<'_>) {
             format!("models: {}: {} is not a folder; the model will be routed by text", model.name, folder.display());
         reader.notes.push(note);
     }
+    relate_aliases(config, reader);
     reader.unique("models", "name");
     reader.unique("workers", "url");
     reader.unique("dns", "name");
+}
+
+/// A name means one model.
+fn relate_aliases(config: &Config, reader: &mut Reader<'_>) {
+    let mut names: BTreeMap<&str, &str> =
+        config.models.iter().map(|model| (model.name.as_str(), model.name.as_str())).collect();
+    for (position, model) in config.models.iter().enumerate() {
+        for alias in &model.aliases {
+            if let Some(other) = names.insert(alias, &model.name) {
+                let what = format!("\"{alias}\" is a name of {other} too; a name means one model");
+                reader.item_fault("models", position, "aliases", what);
+            }
+        }
+        if model.forward_token_ids && model.tokenizer.is_none() {
+            let what = "is set without a tokenizer, whose ids would be forwarded; set models.tokenizer";
+            reader.item_fault("models", position, "forward_token_ids", what.to_owned());
+        }
+    }
 }
 
 fn relate_admin(config: &Config, reader: &mut Reader<'_>) {

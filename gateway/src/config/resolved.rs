@@ -154,6 +154,8 @@ pub struct Policy {
     pub max_regex_bytes: usize,
     /// Bytes of a grammar or JSON schema.
     pub max_grammar_bytes: usize,
+    /// Cut out what changes with every request.
+    pub strip_preamble: bool,
     /// Who reaches the paths with which engines are controlled.
     pub engine_control: Control,
 }
@@ -271,7 +273,7 @@ pub struct Tokenize {
 }
 
 /// One model's settings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Model {
     /// Name clients use.
     pub name: String,
@@ -279,6 +281,10 @@ pub struct Model {
     pub tokenizer: Option<PathBuf>,
     /// Jinja file that overrides the tokenizer's chat template.
     pub chat_template: Option<PathBuf>,
+    /// Further names for it.
+    pub aliases: Vec<String>,
+    /// Whether engines get its prompts as ids, where those are proven to be theirs.
+    pub forward_token_ids: bool,
     /// Its own policy.
     pub policy: Option<RoutingPolicy>,
 }

@@ -8,6 +8,7 @@ use crate::error::{Fault, Halt};
 use crate::fleet::Endpoint;
 use crate::http1::{ResponseHead, request, response};
 use crate::stream::{self, Client, Interrupt, KEEPALIVE, Progress, Reading, Socket, stopping};
+use bytes::Bytes;
 use pingora_core::upstreams::peer::HttpPeer;
 use tokio::time::{Duration, Instant};
 
@@ -27,7 +28,9 @@ impl Dispatcher {
     ) -> Result<Result<Exchange, Failure>, Halt> {
         let Admitted { decision, reservation, place } = admitted;
         let Some(endpoint) = self.fleet.endpoint(decision.worker) else { return Ok(Err(Failure::Removed)) };
-        let head = write_head(outbound, &endpoint);
+        let with_ids = outbound.body_with_ids(&endpoint);
+        let body = with_ids.as_deref().unwrap_or(&outbound.body);
+        let head = write_head(outbound, body, &endpoint);
         let mut race = Race { client, end };
         let mut pooled = self.pool.take(&Place::of(&endpoint));
         let sent = Instant::now();
@@ -39,7 +42,7 @@ impl Dispatcher {
                     Err(failure) => return Ok(Err(failure)),
                 },
             };
-            match self.exchange_heads(&mut race, &mut connection, &head, outbound).await? {
+            match self.exchange_heads(&mut race, &mut connection, (&head, body), outbound).await? {
                 Ok(answer) => break (connection, answer),
                 // The engine closed this idle connection just when it was taken.
                 Err(Failure::Closed) if connection.reused => {}
@@ -86,12 +89,11 @@ impl Dispatcher {
         &self,
         race: &mut Race<'_>,
         connection: &mut Connection,
-        head: &[u8],
+        (head, body): (&[u8], &[Bytes]),
         outbound: &Outbound<'_>,
     ) -> Result<Result<ResponseHead, Failure>, Halt> {
         // An engine may answer (413, 401) and close before it has read the whole body: a failed write is not yet the end.
-        let Some(sent) = race.run(self.upstream.first_byte_timeout, connection.send(head, &outbound.body)).await?
-        else {
+        let Some(sent) = race.run(self.upstream.first_byte_timeout, connection.send(head, body)).await? else {
             return Ok(Err(Failure::Late));
         };
         let bodiless = outbound.head.method() == "HEAD";
@@ -124,9 +126,9 @@ impl Dispatcher {
     }
 }
 
-fn write_head(outbound: &Outbound<'_>, endpoint: &Endpoint) -> Vec<u8> {
+fn write_head(outbound: &Outbound<'_>, body: &[Bytes], endpoint: &Endpoint) -> Vec<u8> {
     let head = outbound.head;
-    let length: u64 = outbound.body.iter().map(|part| part.len() as u64).sum();
+    let length: u64 = body.iter().map(|part| part.len() as u64).sum();
     let expects_body = length > 0 || !matches!(head.method(), "GET" | "HEAD" | "OPTIONS" | "DELETE");
     let mut out = Vec::new();
     head.write_upstream(

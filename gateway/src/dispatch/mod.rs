@@ -86,6 +86,8 @@ pub struct Outbound<'a> {
     pub request_id: &'a str,
     /// Its body, edits applied.
     pub body: Vec<Bytes>,
+    /// Its prompt as ids, for engines that take those.
+    pub ids: Option<Ids<'a>>,
     /// Share of the buffered bytes; an answer that is held is counted too.
     pub share: Share,
     /// How the answer is read.
@@ -98,6 +100,21 @@ pub struct Outbound<'a> {
     pub completions: u32,
     /// Sending it twice does no harm even if an engine acted on it.
     pub repeatable: bool,
+}
+
+/// A body with token ids in it.
+pub struct Ids<'a> {
+    /// Writes the body for an engine; `None` for one that is to get the body as it is.
+    #[expect(clippy::type_complexity, reason = "a function of the engine")]
+    pub write: Box<dyn Fn(&Endpoint) -> Option<Vec<Bytes>> + Send + Sync + 'a>,
+}
+
+impl Outbound<'_> {
+    /// A body with ids for `endpoint`, where it takes them and the limit of buffered bytes allows it.
+    fn body_with_ids(&mut self, endpoint: &Endpoint) -> Option<Vec<Bytes>> {
+        let body = self.ids.as_ref().and_then(|ids| (ids.write)(endpoint))?;
+        self.share.grow(body.iter().map(Bytes::len).sum()).is_ok().then_some(body)
+    }
 }
 
 /// An exchange whose answer is committed: nothing of it is tried again.

@@ -116,6 +116,11 @@ impl Dialect {
         !matches!(self, Self::CountTokens | Self::Tokenize | Self::Detokenize)
     }
 
+    /// Whether a conversation begins with instructions of whoever wrote the client.
+    pub(super) fn has_system_prompt(self) -> bool {
+        matches!(self, Self::Chat | Self::Responses | Self::Messages | Self::CountTokens)
+    }
+
     /// Whether tokens come one after the other.
     pub fn generates(self) -> bool {
         matches!(

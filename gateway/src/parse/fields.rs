@@ -95,7 +95,7 @@ impl Scan<'_> {
     /// Stores the value of a known field, which has the right JSON type and is not null.
     fn record(&mut self, name: &'static str, kind: Kind, span: Range<usize>) -> Result<(), Fault> {
         match name {
-            "model" => self.parsed.model = self.string(&span)?,
+            "model" => (self.parsed.model, self.parsed.model_span) = (self.string(&span)?, span),
             "stream" => self.parsed.stream = self.body[span.start] == b't',
             "stream_options" => self.stream_options(span)?,
             "max_tokens" => self.parsed.max_tokens = Some(self.token_limit(name, span)?),

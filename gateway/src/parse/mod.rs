@@ -24,6 +24,7 @@ mod tests;
 pub(crate) mod text;
 
 pub use dialect::Dialect;
+pub use splice::IdsPlace;
 
 pub(crate) use scan::{RawString, Scanner};
 
@@ -45,6 +46,8 @@ pub struct Parsed {
     pub body: Bytes,
     /// `model`, unescaped; empty where it was left out and may be ([`Dialect::may_omit_model`]).
     pub model: String,
+    /// Value of `model`; empty where it was left out.
+    model_span: Range<usize>,
     /// `stream`; null = absent = false.
     pub stream: bool,
     /// `stream_options.include_usage` as the client gave it.
@@ -108,6 +111,7 @@ impl Parsed {
             dialect,
             body: Bytes::new(),
             model: String::new(),
+            model_span: 0..0,
             stream: false,
             include_usage: false,
             max_tokens: None,
@@ -142,6 +146,20 @@ impl Parsed {
         splice::upstream_body(self)
     }
 
+    /// Asks for `model` instead, which the name in the body stands for.
+    pub fn rename(&mut self, model: &str) {
+        if !self.model_span.is_empty() {
+            let written = serde_json::Value::from(model).to_string();
+            self.edits.push((self.model_span.clone(), written.into()));
+        }
+        model.clone_into(&mut self.model);
+    }
+
+    /// The body with the prompt's `ids` where an engine takes them.
+    pub fn body_with_ids(&self, place: IdsPlace, ids: &[u32]) -> Vec<Bytes> {
+        splice::body_with_ids(self, place, ids)
+    }
+
     /// The prompt from the first byte that stays the same through a session: without the line that Claude Code puts
     /// before its system prompt and that changes with every request (engines drop it too).
     pub fn stable_prompt(&self) -> &[u8] {
@@ -152,6 +170,26 @@ impl Parsed {
         // The line ends at an escaped line feed or with its string.
         let end = memchr::memchr2(b'\\', b'"', rest).unwrap_or(rest.len());
         &rest[end..]
+    }
+
+    /// The first `bytes` of [`Self::stable_prompt`], and the rest of an inlined medium that they break off: two pictures
+    /// whose files begin alike are two pictures.
+    pub fn affinity_head(&self, bytes: usize) -> &[u8] {
+        let prompt = self.stable_prompt();
+        let Some(head) = prompt.get(..bytes) else { return prompt };
+        let broken =
+            memchr::memmem::rfind(head, b"\"data:").filter(|at| memchr::memchr(b'"', &head[at + 1..]).is_none());
+        if broken.is_none() {
+            return head;
+        }
+        let rest = memchr::memchr(b'"', &prompt[bytes..]).unwrap_or(prompt.len() - bytes);
+        &prompt[..bytes + rest]
+    }
+
+    /// Whether the prompt is more than text: what an engine makes of it is not to be told from the request.
+    pub(crate) fn holds_media(&self) -> bool {
+        const FIELDS: [&str; 4] = ["image_data", "audio_data", "video_data", "features"];
+        self.has_media || FIELDS.iter().any(|name| self.template_span(name).is_some())
     }
 
     /// Value of the template field `name`, as JSON text.

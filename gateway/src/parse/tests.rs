@@ -24,6 +24,60 @@ fn refused(result: Result<Parsed, Fault>) -> (u16, &'static str, Option<String>)
 const MINIMAL: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
 
 #[test]
+fn pictures_that_begin_alike_are_not_the_same() {
+    let with = |end: &str| {
+        let url = format!("data:image/png;base64,{}{end}", "A".repeat(300));
+        chat(&format!(
+            r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"{url}"}}}},{{"type":"text","text":"{end}?"}}]}}]}}"#
+        ))
+        .unwrap()
+    };
+    let (one, other) = (with("B"), with("C"));
+    assert!(one.holds_media());
+    assert_ne!(one.affinity_head(100), other.affinity_head(100), "the medium counts to its end");
+    assert_eq!(one.affinity_head(30), other.affinity_head(30), "it begins behind the head");
+    assert!(one.affinity_head(100).ends_with(b"AB"), "and nothing behind it");
+    let text = chat(MINIMAL).unwrap();
+    assert!(!text.holds_media());
+    assert_eq!((text.affinity_head(5), text.affinity_head(5_000)), (&b"[{\"ro"[..], text.stable_prompt()));
+}
+
+#[test]
+fn a_name_is_replaced_and_nothing_else() {
+    let body = r#"{ "x":[1, 2] , "model" : "gpt\u002d4o" ,"messages":[{"role":"user","content":"\"model\":\"gpt-4o\""}],"stream":true}"#;
+    let mut parsed = chat(body).unwrap();
+    parsed.rename("meta/\"x\"");
+    assert_eq!(parsed.model, "meta/\"x\"");
+    let named = body.replacen(r#""gpt\u002d4o""#, r#""meta/\"x\"""#, 1);
+    let with_usage = r#"true,"stream_options":{"include_usage":true}}"#;
+    assert_eq!(upstream(&parsed), named.replacen("true}", with_usage, 1));
+}
+
+#[test]
+fn ids_take_the_place_of_text_or_stand_beside_it() {
+    let sent = |dialect, body: &str, place| {
+        let parsed = parse(dialect, Bytes::copy_from_slice(body.as_bytes())).unwrap();
+        let sent = String::from_utf8(parsed.body_with_ids(place, &[1, 20, 300]).concat()).unwrap();
+        assert!(valid(sent.as_bytes()), "{sent}");
+        sent
+    };
+    let text = r#"{"model":"m","prompt" : "a \"b\"","stream":true}"#;
+    assert_eq!(
+        sent(Dialect::Completions, text, IdsPlace::Prompt),
+        r#"{"model":"m","prompt" : [1,20,300],"stream":true,"stream_options":{"include_usage":true}}"#
+    );
+    let native = r#"{"text":"a","sampling_params":{"n":1}}"#;
+    assert_eq!(
+        sent(Dialect::Generate, native, IdsPlace::InsteadOfText("input_ids")),
+        r#"{"text":null,"sampling_params":{"n":1},"input_ids":[1,20,300]}"#
+    );
+    assert_eq!(
+        sent(Dialect::Chat, MINIMAL, IdsPlace::Beside("input_ids")),
+        MINIMAL.replacen("]}", r#"],"input_ids":[1,20,300]}"#, 1)
+    );
+}
+
+#[test]
 fn finds_the_fields_of_a_chat() {
     let body = r#" {"messages" : [{"role":"user","content":"a \"b\" }"}], "model":"m\u0065ta/x", "n":2,"stream":true,
         "max_tokens":7,"max_completion_tokens":9,"cache_salt":"s","user":"ann","session_id":"c1","priority":-3,

@@ -17,7 +17,8 @@ use forebay_routing::{
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Bytes of the prompt that text routing hashes: the system prompt and the first turn, which a conversation keeps.
+/// Bytes of the prompt that text routing hashes: the system prompt and the first turn, which a conversation keeps. A medium
+/// that begins there counts whole.
 const TEXT_HEAD: usize = 2 * 1024;
 /// Bytes per token where a prompt was not tokenised: English text in a large vocabulary.
 const BYTES_PER_TOKEN: usize = 4;
@@ -131,10 +132,7 @@ fn text_hash(gateway: &Gateway, parsed: &Parsed, session: &Session, policy: Poli
     match (policy, session.key()) {
         (Policy::LeastLoaded | Policy::PowerOfTwo | Policy::RoundRobin, _) => 0,
         (Policy::Kv, Some(session)) => key.text(session),
-        (Policy::Kv | Policy::ConsistentHash | Policy::Session, _) => {
-            let prompt = parsed.stable_prompt();
-            key.text(&prompt[..prompt.len().min(TEXT_HEAD)])
-        }
+        (Policy::Kv | Policy::ConsistentHash | Policy::Session, _) => key.text(parsed.affinity_head(TEXT_HEAD)),
     }
 }
 

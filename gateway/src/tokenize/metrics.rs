@@ -17,18 +17,21 @@ pub(crate) struct Metrics {
     pub(crate) jobs_late: IntCounter,
     pub(crate) jobs_refused: IntCounter,
     pub(crate) drift: IntCounterVec,
+    pub(crate) forwarded: IntCounterVec,
     pub(crate) source: IntGaugeVec,
 }
 
 impl TextReason {
     /// Every reason.
-    pub const ALL: [Self; 5] = [Self::NoTokenizer, Self::Late, Self::Unsupported, Self::Failed, Self::Drift];
+    pub const ALL: [Self; 6] =
+        [Self::NoTokenizer, Self::Late, Self::Media, Self::Unsupported, Self::Failed, Self::Drift];
 
     /// Metric label.
     pub fn label(self) -> &'static str {
         match self {
             Self::NoTokenizer => "no_tokenizer",
             Self::Late => "late",
+            Self::Media => "media",
             Self::Unsupported => "unsupported",
             Self::Failed => "failed",
             Self::Drift => "drift",
@@ -75,6 +78,11 @@ impl Metrics {
             jobs_late: jobs.with_label_values(&["late"]),
             jobs_refused: jobs.with_label_values(&["refused"]),
             drift: counters("drift_total", "Requests whose ids differed from the engine's, by model.", "model")?,
+            forwarded: counters(
+                "forwarded_total",
+                "Requests that were to be sent as ids: sent, or unproven and sent as text.",
+                "outcome",
+            )?,
             source,
         })
     }

@@ -39,14 +39,14 @@ mod template;
 mod tests;
 
 pub use parity::{Difference, ParityReport};
-pub use sources::{ModelStatus, Source};
+pub use sources::{ModelStatus, Shape, Source};
 
 use crate::config::resolved;
 use crate::doors::Towards;
 use crate::error::Fault;
 use crate::parse::Parsed;
 use encoder::{EncodeError, Encoder, Plan};
-use engine::EngineClient;
+use engine::{EngineClient, EngineError};
 use memo::Memo;
 use metrics::Metrics;
 use model::Local;
@@ -86,7 +86,9 @@ pub enum TextReason {
     NoTokenizer,
     /// The pool was too busy or the deadline passed.
     Late,
-    /// A shape whose rendering is not proven (images, custom template, …).
+    /// Images, audio or video: what the engine puts in their place is its own.
+    Media,
+    /// A shape whose rendering is not proven (a custom template, …).
     Unsupported,
     /// Template or encoder failed.
     Failed,
@@ -186,6 +188,7 @@ impl Tokenizers {
         };
         match ids {
             Ok(ids) => Outcome::Tokens(ids.into()),
+            Err(TextReason::Unsupported) if parsed.holds_media() => Outcome::Text(TextReason::Media),
             Err(reason) => Outcome::Text(reason),
         }
     }
@@ -246,14 +249,15 @@ impl Tokenizers {
             return Err(failed("the model has no local tokenizer".to_owned()));
         };
         let mut report = ParityReport { cases: 0, first_difference: None };
-        for (case, parsed) in parity::probes(model).enumerate() {
-            let deadline = Instant::now() + PARITY_TIMEOUT;
-            // A template may refuse a shape (no tools, no system message): then there is nothing to compare.
-            let Ok(ours) = self.encode_local(local, &parsed, deadline).await else { continue };
-            let theirs = self.client.tokenize(base_url, &parsed, deadline).await;
-            let theirs = theirs.map_err(|error| failed(error.to_string()))?;
-            report.cases += 1;
-            report.first_difference = parity::difference(case, &ours, &theirs);
+        // An engine that introduces itself may be another one: what was proven of its predecessor proves nothing.
+        entry.forget_proofs(base_url);
+        for (shape, probes) in
+            [(Shape::Prompt, parity::texts(model).collect::<Vec<_>>()), (Shape::Chat, parity::probes(model).collect())]
+        {
+            let equal = self.compare_probes(local, probes, base_url, &mut report).await;
+            entry.prove(base_url, shape, matches!(equal, Ok(true)));
+            // An engine that takes no chats has still shown what it makes of texts.
+            equal.map_err(|error| failed(error.to_string()))?;
             if report.first_difference.is_some() {
                 break;
             }
@@ -263,6 +267,38 @@ impl Tokenizers {
             Some(_) => self.sources.step_down(entry, "probe chats differ from the engine's"),
         }
         Ok(report)
+    }
+
+    /// Whether the engine makes our ids of all `probes`; the first difference ends it.
+    async fn compare_probes(
+        &self,
+        local: &Arc<Local>,
+        probes: Vec<Parsed>,
+        base_url: &str,
+        report: &mut ParityReport,
+    ) -> Result<bool, EngineError> {
+        for parsed in probes {
+            let deadline = Instant::now() + PARITY_TIMEOUT;
+            // A template may refuse a shape (no tools, no system message): then there is nothing to compare.
+            let Ok(ours) = self.encode_local(local, &parsed, deadline).await else { continue };
+            let theirs = self.client.tokenize(base_url, &parsed, deadline).await?;
+            report.first_difference = parity::difference(report.cases, &ours, &theirs);
+            report.cases += 1;
+            if report.first_difference.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether ids of this shape by the tokenizer of `owner` are those of the engine at `base_url`.
+    pub fn is_proven(&self, owner: &str, base_url: &str, shape: Shape) -> bool {
+        self.sources.find(owner).is_some_and(|entry| entry.is_proven(base_url, shape))
+    }
+
+    /// Counts a request whose ids were sent, or not because they were not proven.
+    pub fn count_forwarded(&self, sent: bool) {
+        self.metrics.forwarded.with_label_values(&[if sent { "sent" } else { "unproven" }]).inc();
     }
 
     /// Whether this request is one of those whose ids should be compared ([`Self::compare`]).

@@ -8,6 +8,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Chats of the shapes that engines render differently, one request a line.
 const PROBES: &str = include_str!("probes.jsonl");
 
+/// Texts that are no chats, for the routes that take those.
+const TEXTS: [&str; 6] = [
+    "Hello, how are you?",
+    "  leading\n\n\ttabs   and trailing \n",
+    "Grüße 你好，世界。 こんにちは مرحبا 👩\u{200d}👩\u{200d}👧 e\u{301}",
+    "fn main() { println!(\"{:?}\", 1_000_000); }\r\n",
+    "<|im_start|>user\nx<|im_end|> <|eot_id|> <|endoftext|></s>[INST]",
+    "1234567890 3.14159 $5.00 50% ... --- !?",
+];
+
 /// What a differing count weighs against an equal one: one in more than so many may differ.
 const WEIGHT: u32 = 16;
 
@@ -42,6 +52,14 @@ pub(crate) fn probes(model: &str) -> impl Iterator<Item = Parsed> {
     PROBES.lines().filter(|line| !line.is_empty()).filter_map(move |line| {
         let body = format!("{{\"model\":{model},{}", line.strip_prefix('{')?);
         parse(Dialect::Chat, Bytes::from(body)).ok()
+    })
+}
+
+/// The probe texts, addressed to `model`.
+pub(crate) fn texts(model: &str) -> impl Iterator<Item = Parsed> {
+    TEXTS.iter().filter_map(move |text| {
+        let body = serde_json::json!({"model": model, "prompt": text}).to_string();
+        parse(Dialect::Completions, Bytes::from(body)).ok()
     })
 }
 

@@ -58,6 +58,18 @@ pub struct ModelStatus {
     pub differences: u64,
 }
 
+/// What is proven of one engine's ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A text with the tokenizer's special tokens around it.
+    Prompt,
+    /// A plain chat.
+    Chat,
+}
+
+/// Engines of which something is proven; one bit for each [`Shape`].
+type Proven = HashMap<String, u8>;
+
 /// One model's source.
 pub(crate) struct Entry {
     model: resolved::Model,
@@ -67,6 +79,7 @@ pub(crate) struct Entry {
     drift: Drift,
     differences: AtomicU64,
     problem: Mutex<Option<String>>,
+    proven: ArcSwap<Proven>,
 }
 
 impl Entry {
@@ -89,6 +102,7 @@ impl Entry {
             drift: Drift::default(),
             differences: AtomicU64::new(0),
             problem: Mutex::new(problem),
+            proven: ArcSwap::default(),
         }
     }
 
@@ -116,6 +130,31 @@ impl Entry {
     /// Why a model without a source is routed by text.
     pub(crate) fn text_reason(&self) -> TextReason {
         if self.differences.load(Ordering::Relaxed) > 0 { TextReason::Drift } else { TextReason::NoTokenizer }
+    }
+
+    /// Notes whether the engine at `base_url` makes our ids of every probe of this shape.
+    pub(crate) fn prove(&self, base_url: &str, shape: Shape, equal: bool) {
+        self.proven.rcu(|proven| {
+            let mut proven = Proven::clone(proven);
+            let bits = proven.entry(base_url.to_owned()).or_default();
+            *bits = if equal { *bits | 1 << shape as u8 } else { *bits & !(1 << shape as u8) };
+            proven
+        });
+    }
+
+    /// Nothing is proven of the engine at `base_url` any more.
+    pub(crate) fn forget_proofs(&self, base_url: &str) {
+        self.proven.rcu(|proven| {
+            let mut proven = Proven::clone(proven);
+            proven.remove(base_url);
+            proven
+        });
+    }
+
+    /// Whether ids of this shape are those of the engine at `base_url`, as long as they come from here.
+    pub(crate) fn is_proven(&self, base_url: &str, shape: Shape) -> bool {
+        self.source() == Source::Local
+            && self.proven.load().get(base_url).is_some_and(|bits| bits & 1 << shape as u8 != 0)
     }
 
     fn status(&self) -> ModelStatus {
@@ -189,7 +228,7 @@ impl Sources {
         if entries.len() >= MAX_MODELS {
             return;
         }
-        let nothing = resolved::Model { name: model.to_owned(), tokenizer: None, chat_template: None, policy: None };
+        let nothing = resolved::Model { name: model.to_owned(), ..resolved::Model::default() };
         let entry = Arc::new(Entry::load(&nothing));
         entry.engines.store(Arc::new(base_urls));
         self.show(&entry);
@@ -219,6 +258,7 @@ impl Sources {
         let from = entry.source();
         let to = if from == Source::Local { Source::Engine } else { Source::Text };
         entry.source.store(to as u8, Ordering::Relaxed);
+        entry.proven.store(Arc::default());
         entry.drift.reset();
         entry.differences.fetch_add(1, Ordering::Relaxed);
         *entry.problem.lock() = Some(format!("{why}: ids come from `{}` now", to.label()));

@@ -241,3 +241,35 @@ async fn the_model_in_the_body_chooses_the_engine_and_may_be_left_out_where_ther
     let answer = ask(&rig, "/v1/embeddings", r#"{"input":"x"}"#).await;
     assert_eq!(answer.status, 400, "OpenAI's clients always name it");
 }
+
+#[tokio::test]
+async fn an_alias_is_the_model_behind_it_unless_an_engine_has_that_name() {
+    let (m, n) = (Engine::serving("m", |_| Vec::new()).await, Engine::serving("n", |_| Vec::new()).await);
+    let named = |name: &str, aliases: &[&str]| forebay::config::resolved::Model {
+        name: name.to_owned(),
+        aliases: aliases.iter().map(|&alias| alias.to_owned()).collect(),
+        ..Default::default()
+    };
+    // An engine serves `n`, so that alias takes nothing away from it; nobody serves `absent`.
+    let models = vec![named("m", &["fast", "n"]), named("absent", &["slow"])];
+    let rig = Rig::with(&[&m, &n], |config| config.models = models).await;
+    m.script(|_| vec![write(json(200, r#"{"served_by":"m"}"#))]);
+    n.script(|_| vec![write(json(200, r#"{"served_by":"n"}"#))]);
+    for golden in GOLDEN {
+        let asked = |model: &str| golden.request.replacen(r#""model":"m""#, &format!(r#""model":"{model}""#), 1);
+        assert_eq!(ask(&rig, golden.path, &asked("fast")).await.text(), r#"{"served_by":"m"}"#, "{}", golden.path);
+        let seen = m.seen().pop().unwrap();
+        assert_eq!(String::from_utf8_lossy(&seen.body), golden.request, "the model itself is asked for");
+        assert_eq!(ask(&rig, golden.path, &asked("n")).await.text(), r#"{"served_by":"n"}"#, "{}", golden.path);
+        assert_eq!(ask(&rig, golden.path, &asked("slow")).await.status, 404, "{}", golden.path);
+    }
+    let mut client = rig.client().await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    let listed: Value = serde_json::from_str(client.answer().await.text()).unwrap();
+    let names: Vec<_> = listed["data"].as_array().unwrap().iter().map(|entry| (&entry["id"], &entry["root"])).collect();
+    let (fast, m, n) = (json!("fast"), json!("m"), json!("n"));
+    assert_eq!(names, [(&m, &m), (&n, &n), (&fast, &m)]);
+    client.send("GET /v1/models/fast HTTP/1.1\r\nhost: g\r\n\r\n").await;
+    let card: Value = serde_json::from_str(client.answer().await.text()).unwrap();
+    assert_eq!((&card["id"], &card["root"]), (&json!("fast"), &json!("m")));
+}

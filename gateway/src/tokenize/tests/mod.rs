@@ -36,7 +36,7 @@ pub(crate) fn tokenizer_directory(name: &str) -> Option<PathBuf> {
 }
 
 pub(super) fn model(name: &str) -> resolved::Model {
-    resolved::Model { name: name.to_owned(), tokenizer: None, chat_template: None, policy: None }
+    resolved::Model { name: name.to_owned(), ..resolved::Model::default() }
 }
 
 pub(super) fn local(name: &str) -> Option<Local> {

@@ -1,7 +1,7 @@
 //! The step as the gateway uses it: sources, deadlines, degradation, parity.
 
 use super::*;
-use crate::tokenize::Source;
+use crate::tokenize::{Shape, Source};
 use http_body_util::{BodyExt, Full};
 use hyper::service::service_fn;
 use std::sync::Arc;
@@ -112,7 +112,8 @@ async fn shapes_that_are_not_proven_go_by_text() {
         let mut body = body;
         body["model"] = "tiny".into();
         let outcome = encode(&tokenizers, &request(Dialect::Chat, body)).await;
-        assert_eq!(outcome, Err(TextReason::Unsupported), "{what}");
+        let reason = if what == "image" { TextReason::Media } else { TextReason::Unsupported };
+        assert_eq!(outcome, Err(reason), "{what}");
     }
     let embeds = request(Dialect::Completions, serde_json::json!({"model": "tiny", "prompt_embeds": "AAAA"}));
     assert_eq!(encode(&tokenizers, &embeds).await, Err(TextReason::Unsupported));
@@ -231,9 +232,14 @@ async fn a_silent_engine_is_late() {
 async fn twin(directory: &Path) -> FakeEngine {
     let local = Local::load(directory, &model("tiny")).unwrap();
     engine(move |question| {
-        let parsed = request(Dialect::Chat, question);
-        let Ok(text) = text_of(&local, &parsed) else { return (400, "{}".to_owned()) };
-        let mut ids = local.encoder.reference(&text, false).unwrap();
+        let (text, special) = match question["prompt"].as_str() {
+            Some(prompt) => (prompt.to_owned(), true),
+            None => match text_of(&local, &request(Dialect::Chat, question)) {
+                Ok(text) => (text, false),
+                Err(_) => return (400, "{}".to_owned()),
+            },
+        };
+        let mut ids = local.encoder.reference(&text, special).unwrap();
         if text.contains("wrong") {
             ids[2] += 1;
         }
@@ -251,12 +257,15 @@ async fn parity_with_the_engine_decides_the_source() {
 
     let report = tokenizers.check_parity("tiny", &same.url).await.unwrap();
     assert_eq!(report.first_difference, None);
-    assert!(report.cases >= 8, "{report:?}");
+    assert!(report.cases >= 14, "{report:?}");
     assert_eq!(tokenizers.status()[0].source, Source::Local);
+    let proven = |url: &str| [Shape::Prompt, Shape::Chat].map(|shape| tokenizers.is_proven("tiny", url, shape));
+    assert_eq!((proven(&same.url), proven(&other.url)), ([true; 2], [false; 2]));
 
     let report = tokenizers.check_parity("tiny", &other.url).await.unwrap();
     let difference = report.first_difference.unwrap();
     assert_eq!((difference.case, difference.position, difference.theirs), (0, 0, Some(1)));
+    assert_eq!((proven(&same.url), proven(&other.url)), ([false; 2], [false; 2]), "ids that drift are nobody's");
     let status = tokenizers.status().remove(0);
     assert_eq!(status.source, Source::Engine);
     assert!(status.problem.unwrap().contains("probe chats differ"));
@@ -267,10 +276,25 @@ async fn parity_with_the_engine_decides_the_source() {
     tokenizers.check_parity("tiny", &same.url).await.unwrap();
     let status = tokenizers.status().remove(0);
     assert_eq!((status.source, status.problem), (Source::Local, None), "equal again");
+    assert_eq!((proven(&same.url), proven(&other.url)), ([true; 2], [false; 2]));
 
     assert_eq!(tokenizers.check_parity("who", &same.url).await.unwrap_err().code, "parity_unknown");
     assert_eq!(tokenizers.check_parity("tiny", "http://127.0.0.1:1").await.unwrap_err().code, "parity_unknown");
     assert_eq!(tokenizers.status()[0].source, Source::Local, "an engine that is down proves nothing");
+}
+
+#[tokio::test]
+async fn an_engine_that_takes_no_chats_proves_prompts_alone() {
+    let (tokenizers, _, directory) = tiny();
+    let local = Local::load(directory.path(), &model("tiny")).unwrap();
+    let texts = engine(move |question| match question["prompt"].as_str() {
+        Some(prompt) => ids_answer(&local.encoder.reference(prompt, true).unwrap()),
+        None => (400, "{}".to_owned()),
+    })
+    .await;
+    assert_eq!(tokenizers.check_parity("tiny", &texts.url).await.unwrap_err().code, "parity_unknown");
+    let proven = [Shape::Prompt, Shape::Chat].map(|shape| tokenizers.is_proven("tiny", &texts.url, shape));
+    assert_eq!(proven, [true, false]);
 }
 
 #[tokio::test]
