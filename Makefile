@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
 CARGO := cargo
 LOCKED := --locked
 
-.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-faults bench-index bench-proxy fuzz loom model-index test-vllm
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-faults bench-index bench-proxy fuzz loom model-index test-aiperf test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -64,6 +64,7 @@ ci: setup ## Everything that CI runs; its last lines are the test summary
 	$(MAKE) build
 	DEMO_QUICK=1 target/debug/forebay-demo
 	$(MAKE) test
+	$(MAKE) test-aiperf
 
 fuzz: ## Every fuzz target for EACH=120 seconds; needs the nightly toolchain
 	fuzz/run.sh
@@ -87,6 +88,10 @@ bench-faults: setup ## Engines and gateways that die, hang and are replaced; a s
 
 bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)
 	tests/bench/run.sh
+
+test-aiperf: build ## NVIDIA's load generator against gateway and mock engine (installs some 1.2 GB once)
+	deploy/setup.sh --aiperf
+	$(CARGO) test $(LOCKED) -p forebay-tests --test e2e_sdk -- --ignored --nocapture aiperf
 
 test-vllm: setup ## Two real CPU vLLM engines behind the gateway (downloads about 0.9 GB once)
 	$(CARGO) build $(LOCKED) --release --workspace --bins

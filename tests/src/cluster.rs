@@ -52,13 +52,22 @@ pub struct GatewayOptions {
     pub tokenizer: bool,
     /// Clients' port, 0 = any free one.
     pub port: u16,
+    /// `listen.max_body_bytes`.
+    pub max_body: Option<String>,
     /// Further TOML, appended to the file: whole sections that the file does not have.
     pub extra: String,
 }
 
 impl Default for GatewayOptions {
     fn default() -> Self {
-        Self { policy: "kv".to_owned(), own_placements: true, tokenizer: true, port: 0, extra: String::new() }
+        Self {
+            policy: "kv".to_owned(),
+            own_placements: true,
+            tokenizer: true,
+            port: 0,
+            max_body: None,
+            extra: String::new(),
+        }
     }
 }
 
@@ -234,6 +243,9 @@ fn configuration(
         options.own_placements,
         access_log.display()
     );
+    if let Some(most) = &options.max_body {
+        text = text.replacen("[admin]", &format!("max_body_bytes = \"{most}\"\n[admin]"), 1);
+    }
     if options.tokenizer {
         let folder = tokenizer_folder()?;
         let _ = writeln!(text, "[[models]]\nname = \"{MODEL}\"\ntokenizer = \"{}\"", folder.display());
