@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
 CARGO := cargo
 LOCKED := --locked
 
-.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-faults bench-index bench-proxy fuzz loom model-index test-aiperf test-vllm
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-faults bench-index bench-kernel bench-proxy ebpf ebpf-verify fuzz loom model-index test-aiperf test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -22,6 +22,7 @@ demo: setup ## Four mock engines, one gateway: round robin against kv, one table
 	target/release/forebay-demo
 
 test: setup build ## Fast suites: unit, property, end to end against mock engines
+	@target/debug/forebay-bench-kernel --why
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	  $(CARGO) nextest run $(LOCKED) --workspace; \
 	else \
@@ -62,6 +63,7 @@ ci: setup ## Everything that CI runs; its last lines are the test summary
 	$(MAKE) fmt clippy docs deny
 	$(MAKE) doctest
 	$(MAKE) build
+	ebpf/build.sh verify-if-possible
 	DEMO_QUICK=1 target/debug/forebay-demo
 	$(MAKE) test
 	$(MAKE) test-aiperf
@@ -81,6 +83,16 @@ asan: ## The routing suite under the address sanitizer; needs the nightly toolch
 
 bench-index: ## The prefix index beside dynamo-kv-router's (tests/bench/index)
 	cd tests/bench/index && $(CARGO) run $(LOCKED) --release -- all
+
+bench-kernel: ## ns for one run of each kernel program (as root)
+	$(CARGO) build $(LOCKED) --release -p forebay-kernel-tests
+	target/release/forebay-bench-kernel
+
+ebpf: ## Build the kernel programs into ebpf/prebuilt (installs their toolchain where it lacks)
+	ebpf/build.sh
+
+ebpf-verify: ## Build them and compare with ebpf/prebuilt
+	ebpf/build.sh verify
 
 bench-faults: setup ## Engines and gateways that die, hang and are replaced; a soak of ten minutes (QUICK=1: all of it, briefly)
 	$(CARGO) build $(LOCKED) --release --workspace --bins

@@ -48,6 +48,9 @@ wanted_packages() {
   have git || echo git
   python_can_make_environments || echo python3-venv
   have sha256sum || echo coreutils
+  # The kernel suites lay cables between namespaces of their own.
+  have ip || echo iproute2
+  have unshare || echo util-linux
   # npm only fetches the tokenizers; without its recommendations it is small.
   tokenizers_present || { have node || echo nodejs; have npm || echo npm; }
 }

@@ -8,6 +8,8 @@ use forebay::http1::{MAX_FIELDS, chunked};
 use forebay::parse::{self, Dialect};
 use forebay::signal::cache_events::{Summary, summarize, summarize_polled};
 use forebay::stream::{Events, Grammar};
+use forebay_common::kernel::packet::Packet;
+use forebay_common::wire;
 use forebay_routing::WorkerId;
 use forebay_routing::block::HashKey;
 use forebay_routing::index::PrefixIndex;
@@ -17,7 +19,7 @@ use forebay_routing::index::snapshot::Reader;
 pub type Check = fn(&[u8]);
 
 /// Every check by the name of its target and its folder in `corpus/`.
-pub const ALL: [(&str, Check); 8] = [
+pub const ALL: [(&str, Check); 10] = [
     ("event_batch", event_batch),
     ("polled_events", polled_events),
     ("snapshot", snapshot),
@@ -26,7 +28,37 @@ pub const ALL: [(&str, Check); 8] = [
     ("chunked_body", chunked_body),
     ("event_stream", event_stream),
     ("configuration", configuration),
+    ("packet", packet),
+    ("agent_frame", agent_frame),
 ];
+
+/// A received Ethernet frame, as the guard in the kernel reads it.
+pub fn packet(data: &[u8]) {
+    let whole = forebay_common::kernel::packet::parse(data);
+    assert_eq!(forebay_common::kernel::packet::parse(data), whole, "one input, one reading");
+    // What lies behind a header changes nothing, and what is cut off is never made up.
+    let longer: Vec<u8> = data.iter().copied().chain([0xff; 32]).collect();
+    if matches!(whole, Packet::Segment(_)) {
+        assert_eq!(forebay_common::kernel::packet::parse(&longer[..]), whole);
+        assert!(data.len() >= 54, "no segment is shorter than its headers");
+    }
+}
+
+/// A frame of a node agent or gateway, without its length.
+pub fn agent_frame(data: &[u8]) {
+    let Ok((kind, body)) = wire::split(data) else { return };
+    match wire::Kind::of(kind) {
+        Some(wire::Kind::Load) => {
+            let Ok(load) = wire::decode::<wire::Load>(body) else { return };
+            let frame = wire::encode(wire::Kind::Load, &load).expect("what was read can be written");
+            assert_eq!(wire::decode(&frame[6..]), Ok(load), "written and read again");
+        }
+        Some(wire::Kind::Hello) => drop(wire::decode::<wire::Hello>(body)),
+        Some(wire::Kind::Welcome) => drop(wire::decode::<wire::Welcome>(body)),
+        Some(wire::Kind::Refused) => drop(wire::decode::<wire::Refused>(body)),
+        None => {}
+    }
+}
 
 /// A batch of KV events as an engine publishes it.
 pub fn event_batch(data: &[u8]) {

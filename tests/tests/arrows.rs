@@ -92,9 +92,12 @@ fn report(rule: &str, faults: Vec<String>) {
 /// What each package may depend on inside the workspace: (manifest folder, package, normal, dev only).
 const PACKAGE_ARROWS: &[(&str, &str, &[&str], &[&str])] = &[
     ("common", "forebay-common", &[], &[]),
+    ("ebpf", "forebay-ebpf", &["forebay-common"], &[]),
+    ("transfer-agent", "forebay-agent", &["forebay-common", "forebay-ebpf"], &[]),
     ("gateway/routing", "forebay-routing", &["forebay-common"], &[]),
     ("gateway", "forebay", &["forebay-common", "forebay-routing"], &["forebay-engine"]),
     ("tests/engine", "forebay-engine", &[], &[]),
+    ("tests/kernel", "forebay-kernel-tests", &["forebay-agent", "forebay-common", "forebay-ebpf"], &[]),
     ("tests/bench", "forebay-bench", &[], &["forebay-engine", "forebay-routing"]),
     ("tests", "forebay-tests", &["forebay", "forebay-common", "forebay-engine", "forebay-routing"], &[]),
 ];
@@ -105,6 +108,7 @@ const CRATE_BANS: &[(&str, &[&str])] = &[
     ("forebay-routing", &["tokio", "pingora", "hyper", "http", "zmq", "aya", "axum", "libc", "tracing", "serde_json"]),
     ("forebay", &["aya"]),
     ("forebay-engine", &["pingora", "aya"]),
+    ("forebay-agent", &["pingora", "aya", "libc"]),
 ];
 
 fn dependency_names(manifest: &toml::Table, table: &str) -> BTreeSet<String> {
@@ -153,6 +157,8 @@ const NAMING: &[(&str, &str, &[&str], &str)] = &[
     ),
     ("zmq::", "gateway/src/", &["gateway/src/signal/"], "engine events enter through signal"),
     ("aya", "gateway/src/", &[], "kernel signals reach the gateway as records"),
+    ("aya", "transfer-agent/src/", &[], "one package names aya, so that its next version is a change in one place"),
+    ("aya", "common/src/", &[], "what kernel and processes share knows neither side"),
     ("tokenizers::", "gateway/src/", &["gateway/src/tokenize/"], "token ids are made in one step"),
     ("minijinja", "gateway/src/", &["gateway/src/tokenize/"], "templates are rendered in one step"),
     ("Instant::now", "gateway/routing/src/", &[], "time is an argument of the pure core"),
@@ -218,7 +224,7 @@ fn folders_name_only_what_they_may() {
 
 #[test]
 fn pure_packages_forbid_unsafe_code() {
-    for path in ["common/src/lib.rs", "gateway/routing/src/lib.rs"] {
+    for path in ["common/src/lib.rs", "gateway/routing/src/lib.rs", "transfer-agent/src/lib.rs"] {
         let text = std::fs::read_to_string(root().join(path)).expect("lib.rs");
         assert!(text.contains("#![forbid(unsafe_code)]"), "{path} must forbid unsafe code");
     }
