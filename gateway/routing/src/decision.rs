@@ -5,7 +5,8 @@
 //! - the answer does not depend on the order in which workers are listed (round robin apart, whose order that is);
 //! - a worker that is worse in every term never changes the choice by being there, and more queue never makes a worker
 //!   more attractive;
-//! - a stale reading of an engine decides exactly as none.
+//! - a stale reading of an engine decides exactly as none, and a stale report of a node agent likewise;
+//! - a false report of a node agent costs at most what `foreign::most_ms` says.
 //!
 //! No allocation, no I/O, no clock. O(workers of the model · log hits); about 10 µs at 256 workers.
 
@@ -151,6 +152,8 @@ pub struct Candidate {
     pub local: LocalLoad,
     /// Age of the engine's last reading; too old ones are shown and not used.
     pub load_age_ms: Option<u64>,
+    /// Age of the node agent's last report, likewise.
+    pub kernel_age_ms: Option<u64>,
     /// Its claim in rendezvous hashing, for the policies that use one; the highest wins unless overloaded.
     pub claim: Option<u64>,
 }
@@ -186,9 +189,10 @@ pub fn explain(policy: Policy, input: &DecideInput<'_>) -> Vec<Candidate> {
             uncached_tokens: score.uncached_tokens,
             terms: score.terms,
             unknown_ms,
-            cost_ms: score.terms.own_ms() + score.terms.engine_ms() + unknown_ms,
+            cost_ms: score.terms.own_ms() + score.terms.engine_ms() + score.terms.kernel_ms() + unknown_ms,
             local: seat.local,
             load_age_ms: seat.worker.engine.map(|load| input.now_ms.saturating_sub(load.at_ms)),
+            kernel_age_ms: seat.worker.kernel.map(|load| input.now_ms.saturating_sub(load.at_ms)),
             claim: key.map(|key| select::claim(seat.worker, key)),
         }
     };

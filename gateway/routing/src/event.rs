@@ -3,7 +3,8 @@
 //! ```text
 //! discovery ─ Joined, Left ──────────┐
 //! health ─── StateChanged ───────────┤
-//! scrapes ── LoadReported, Cache… ───┼─► FleetState::apply ─► Effect      (what the owner must do elsewhere)
+//! scrapes ── LoadReported, Cache… ───┤
+//! agents ─── KernelReported ─────────┼─► FleetState::apply ─► Effect      (what the owner must do elsewhere)
 //! feeds ──── Restarted, Knowledge… ──┤        └► FleetState::view ─► FleetView  (what decisions read)
 //! exchanges ─ Observed ──────────────┘
 //! ```
@@ -23,7 +24,7 @@ pub use roster::FleetState;
 
 use crate::WorkerId;
 use crate::rates::Observation;
-use crate::view::{CacheKnowledge, EngineLoad, WorkerState};
+use crate::view::{CacheKnowledge, EngineLoad, FabricLoad, KernelLoad, WorkerState};
 
 /// Workers at once; bounds the slot table here and the generation table of the index.
 pub const MAX_WORKERS: usize = 16_384;
@@ -106,6 +107,15 @@ pub enum FleetEvent {
     LoadLost {
         /// Who.
         worker: WorkerId,
+    },
+    /// What the node agent sees of load that is not this gateway's. One that is older than the last is ignored.
+    KernelReported {
+        /// Who.
+        worker: WorkerId,
+        /// Foreign load.
+        load: KernelLoad,
+        /// The node's fabric, where it has one.
+        fabric: Option<FabricLoad>,
     },
     /// Facts of the engine's KV cache; `None` leaves a fact as it was, zero is refused.
     CacheLearned {

@@ -19,6 +19,7 @@
 //! | [`view`] | the immutable snapshot that decisions read |
 //! | [`rates`] | how long a worker takes, learned robustly |
 //! | [`score`] | what a choice costs, one function for each term |
+//! | [`foreign`] | what load that only the kernel sees adds to it |
 //! | [`decision`] | the six policies, refusals, explanations |
 //!
 //! Costs, for a prompt of *b* blocks, *w* workers of its model, *h* of them with a hit:
@@ -43,6 +44,7 @@ pub mod block;
 pub mod decision;
 pub mod event;
 pub mod facts;
+pub mod foreign;
 pub mod index;
 pub mod rates;
 pub mod score;

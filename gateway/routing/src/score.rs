@@ -4,6 +4,7 @@
 //! queue     prefill of own requests that still wait for their first token
 //! + waiting   what the engine reports beyond that (requests of others)
 //! + prefill   this prompt, uncached tokens after cached ones
+//! + foreign   what only the kernel on its node sees beyond that (module `foreign`)
 //! + room      wait for free KV blocks when running requests hold nearly all
 //! ──────────  predicted time to first token
 //! + harm      own prefill × requests that it delays
@@ -19,6 +20,7 @@
 //! makes a worker more attractive than the best that is known, and with no report at all nothing changes between workers.
 
 use crate::facts::RequestFacts;
+use crate::foreign::{self, Counts};
 use crate::index::Hits;
 use crate::view::{EngineLoad, LocalLoad, Rates, WorkerView};
 
@@ -51,17 +53,26 @@ pub struct Terms {
     pub waiting_harm_ms: f64,
     /// Prefixes that are pushed out.
     pub evict_ms: f64,
+    /// Requests ahead that only the kernel sees, beyond `waiting_ms`.
+    pub foreign_ms: f64,
+    /// Delay of requests that only the kernel sees, weighted, beyond `waiting_harm_ms`.
+    pub foreign_harm_ms: f64,
 }
 
 impl Terms {
     /// Predicted time to first token.
     pub fn ttft_ms(&self) -> f64 {
-        self.queue_ms + self.waiting_ms + self.prefill_ms + self.room_ms
+        self.queue_ms + self.waiting_ms + self.foreign_ms + self.prefill_ms + self.room_ms
     }
 
-    /// What this gateway knows without the engine.
+    /// What this gateway knows by itself.
     pub fn own_ms(&self) -> f64 {
         self.queue_ms + self.prefill_ms + self.harm_ms
+    }
+
+    /// What only the kernel on its node sees.
+    pub fn kernel_ms(&self) -> f64 {
+        self.foreign_ms + self.foreign_harm_ms
     }
 
     /// What only the engine can tell.
@@ -83,7 +94,27 @@ pub struct Score {
     pub engine_known: bool,
 }
 
-/// Scores `worker` for a request.
+impl Score {
+    /// What is known without the engine.
+    pub(crate) fn own_ms(&self) -> f64 {
+        self.terms.own_ms() + if self.engine_known { 0.0 } else { self.terms.kernel_ms() }
+    }
+
+    /// What the engine tells, with what the kernel sees beyond it; `None` where the engine is silent.
+    pub(crate) fn added_ms(&self) -> Option<f64> {
+        self.engine_known.then(|| self.terms.engine_ms() + self.terms.kernel_ms())
+    }
+
+    /// Adds what requests cost that only the kernel sees.
+    pub(crate) fn with_foreign(mut self, worker: &WorkerView, counts: Option<Counts>) -> Self {
+        if let Some(counts) = counts {
+            (self.terms.foreign_ms, self.terms.foreign_harm_ms) = foreign::terms(worker, &self.terms, counts);
+        }
+        self
+    }
+}
+
+/// Scores `worker` for a request, by what this gateway and the engine know.
 pub fn score(facts: &RequestFacts<'_>, hits: &[Hits], worker: &WorkerView, local: &LocalLoad, now_ms: u64) -> Score {
     let cached_tokens = cached_tokens(facts, hits, worker);
     let uncached_tokens = facts.prompt_tokens.saturating_sub(cached_tokens);

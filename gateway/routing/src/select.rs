@@ -4,6 +4,7 @@
 //! is drawn once for each decision: every tied worker is equally likely, whatever the order they are listed in.
 
 use crate::decision::DecideInput;
+use crate::foreign::{self, Counts};
 use crate::index::scramble;
 use crate::score::{self, Score};
 use crate::view::{LocalLoad, WorkerState, WorkerView};
@@ -21,6 +22,8 @@ pub(crate) struct Seat<'a> {
     pub(crate) position: u32,
     pub(crate) worker: &'a WorkerView,
     pub(crate) local: LocalLoad,
+    /// Requests there that only the kernel sees, as its node's agent says, or the least that any does.
+    pub(crate) foreign: Option<Counts>,
 }
 
 /// Workers of the request's model that are ready and were not tried yet, in their listed order.
@@ -31,19 +34,31 @@ pub(crate) fn seats<'a>(input: &'a DecideInput<'_>) -> impl Iterator<Item = Seat
 /// All workers of the request's model.
 pub(crate) fn all_seats<'a>(input: &'a DecideInput<'_>) -> impl Iterator<Item = Seat<'a>> + Clone {
     let listed = input.view.models.get(input.facts.model as usize).map_or(&[][..], |model| &model.workers);
-    listed.iter().filter_map(|&position| {
-        let worker = input.view.workers.get(position as usize)?;
-        Some(Seat { position, worker, local: input.local.get(position as usize).copied().unwrap_or_default() })
+    let worker = |position: u32| input.view.workers.get(position as usize);
+    let least = foreign::least(
+        listed.iter().filter_map(|&position| worker(position)).filter(|worker| may_take(input, worker)),
+        input.now_ms,
+    );
+    listed.iter().filter_map(move |&position| {
+        let worker = worker(position)?;
+        let local = input.local.get(position as usize).copied().unwrap_or_default();
+        let foreign = foreign::counts(worker, input.now_ms).or(least);
+        Some(Seat { position, worker, local, foreign })
     })
 }
 
 pub(crate) fn may_be_chosen(input: &DecideInput<'_>, seat: &Seat<'_>) -> bool {
-    seat.worker.state == WorkerState::Ready && !input.exclude.contains(&seat.worker.id)
+    may_take(input, seat.worker)
+}
+
+fn may_take(input: &DecideInput<'_>, worker: &WorkerView) -> bool {
+    worker.state == WorkerState::Ready && !input.exclude.contains(&worker.id)
 }
 
 impl Seat<'_> {
     pub(crate) fn score(&self, input: &DecideInput<'_>) -> Score {
         score::score(input.facts, input.hits, self.worker, &self.local, input.now_ms)
+            .with_foreign(self.worker, self.foreign)
     }
 
     fn tie_break(&self, salt: u64) -> u64 {
@@ -93,8 +108,7 @@ impl<T: Copy> Contest<T> {
 
 /// What the engines add at least, as unknown ones are charged; for explanations.
 pub(crate) fn least_added_ms(input: &DecideInput<'_>) -> f64 {
-    let known = seats(input).map(|seat| seat.score(input)).filter(|score| score.engine_known);
-    known.map(|score| score.terms.engine_ms()).reduce(f64::min).unwrap_or(0.0)
+    seats(input).filter_map(|seat| seat.score(input).added_ms()).reduce(f64::min).unwrap_or(0.0)
 }
 
 /// Least predicted cost.
@@ -102,8 +116,7 @@ pub(crate) fn least_cost<'a>(input: &'a DecideInput<'_>, salt: u64) -> Option<(f
     let mut contest = Contest::new(salt);
     for seat in seats(input) {
         let score = seat.score(input);
-        let added = score.engine_known.then(|| score.terms.engine_ms());
-        contest.offer(&seat, score.terms.own_ms(), added, (seat, score));
+        contest.offer(&seat, score.own_ms(), score.added_ms(), (seat, score));
     }
     contest.winner().map(|(cost, (seat, score))| (cost, seat, score))
 }
@@ -114,9 +127,9 @@ pub(crate) fn text_affinity<'a>(input: &'a DecideInput<'_>, salt: u64) -> Option
     let (least, best, _) = least_cost(input, salt)?;
     let home = ring(input, input.facts.text_hash, RING_LOAD_FACTOR)?;
     let score = home.score(input);
-    let added = if score.engine_known { score.terms.engine_ms() } else { least_added_ms(input) };
+    let added = score.added_ms().unwrap_or_else(|| least_added_ms(input));
     let saving = score.terms.prefill_ms;
-    let stays = score.terms.own_ms() + added <= least + saving;
+    let stays = score.own_ms() + added <= least + saving;
     Some(if stays { (home, true) } else { (best, false) })
 }
 
@@ -146,7 +159,12 @@ fn less_loaded<'a>(input: &DecideInput<'_>, salt: u64, seats: impl Iterator<Item
     let mut contest = Contest::new(salt);
     for seat in seats {
         let (own, added) = score::requests(seat.worker, &seat.local, input.now_ms);
-        contest.offer(&seat, f64::from(own), added.map(f64::from), seat);
+        let beyond = f64::from(foreign::beyond(seat.foreign, added));
+        let (own, added) = match added {
+            Some(added) => (f64::from(own), Some(f64::from(added) + beyond)),
+            None => (f64::from(own) + beyond, None),
+        };
+        contest.offer(&seat, own, added, seat);
     }
     contest.winner().map(|(_, seat)| seat)
 }

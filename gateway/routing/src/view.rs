@@ -2,6 +2,7 @@
 
 use crate::WorkerId;
 use crate::block::DomainSpec;
+pub use crate::foreign::KernelLoad;
 use crate::index::Retention;
 pub use crate::rates::Rates;
 
@@ -89,6 +90,10 @@ pub struct WorkerView {
     pub cache: CacheKnowledge,
     /// What the engine last said of itself; `None` = unknown, never zero.
     pub engine: Option<EngineLoad>,
+    /// What the node agent last said of load that is not this gateway's; `None` = unknown, never zero.
+    pub kernel: Option<KernelLoad>,
+    /// The node's fabric, for choices that move KV blocks; `None` = unknown.
+    pub fabric: Option<FabricLoad>,
     /// Learned rates.
     pub rates: Rates,
     /// Uncached prompt tokens of a usual request there: what requests of others that wait in its engine are taken for.
@@ -129,6 +134,19 @@ pub struct EngineLoad {
     /// KV cache in use, 0 to 1.
     pub kv_usage: f32,
     /// When it was read, ms on the gateway's monotonic clock.
+    pub at_ms: u64,
+}
+
+/// How busy and how healthy the links of a worker's node are, the worst of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FabricLoad {
+    /// Share of the link's rate in use, 0 to 1; `None` where the rate is unknown.
+    pub utilisation: Option<f32>,
+    /// Congestion notifications obeyed in a second; `None` where they are not counted.
+    pub congestion_per_s: Option<f32>,
+    /// Whether a link was lost or had to send again within the last seconds.
+    pub degraded: bool,
+    /// When it was so, ms on the gateway's monotonic clock.
     pub at_ms: u64,
 }
 

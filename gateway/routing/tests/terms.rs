@@ -48,6 +48,8 @@ fn row(given: &str) -> Score {
         capacity_blocks: Some(16_384),
         cache: CacheKnowledge::Events,
         engine: reading(engine),
+        kernel: None,
+        fabric: None,
         rates: PRIOR,
         typical_tokens: 512,
     };

@@ -1,9 +1,10 @@
 use super::*;
 use crate::block::ChainHash;
 use crate::facts::BlockChain;
+use crate::foreign;
 use crate::rates::PRIOR;
 use crate::score::MAX_LOAD_AGE_MS;
-use crate::view::{CacheKnowledge, EngineLoad, ModelView, WorkerView};
+use crate::view::{CacheKnowledge, EngineLoad, KernelLoad, ModelView, WorkerView};
 use proptest::prelude::*;
 
 const NOW_MS: u64 = 100_000;
@@ -36,6 +37,8 @@ fn worker(slot: u32) -> WorkerView {
         capacity_blocks: Some(16_384),
         cache: CacheKnowledge::Events,
         engine: None,
+        kernel: None,
+        fabric: None,
         rates: PRIOR,
         typical_tokens: 512,
     }
@@ -368,10 +371,14 @@ fn any_worker() -> impl Strategy<Value = (WorkerView, LocalLoad, u32)> {
     let engine = prop::option::of((0u32..20, 0u32..20, 0.0f32..1.0, 0u64..2 * MAX_LOAD_AGE_MS).prop_map(
         |(running, waiting, kv_usage, age_ms)| EngineLoad { running, waiting, kv_usage, at_ms: NOW_MS - age_ms },
     ));
+    let kernel = prop::option::of((0u32..80, 0u32..80, 0u64..1_200).prop_map(|(awaiting, streaming, age_ms)| {
+        KernelLoad::new(awaiting, streaming, &LocalLoad::default(), NOW_MS - age_ms, 600)
+    }));
+    let told = (engine, kernel);
     // Few distinct values, so that ties happen.
-    (state, engine, 0u32..4, 0u32..4, prop::sample::select(vec![0u32, 0, 50, 100, 199]), any::<u64>()).prop_map(
-        |(state, engine, queued, decoding, blocks, affinity)| {
-            (WorkerView { state, engine, affinity, ..worker(0) }, load(queued, decoding), blocks)
+    (state, told, 0u32..4, 0u32..4, prop::sample::select(vec![0u32, 0, 50, 100, 199]), any::<u64>()).prop_map(
+        |(state, (engine, kernel), queued, decoding, blocks, affinity)| {
+            (WorkerView { state, engine, kernel, affinity, ..worker(0) }, load(queued, decoding), blocks)
         },
     )
 }
@@ -393,6 +400,27 @@ fn any_scene() -> impl Strategy<Value = Scene> {
             scene.exclude = exclude.into_iter().map(|slot| WorkerId::new(slot, 0)).collect();
             Scene { exact, text_hash, session, cursor, ..scene }
         })
+}
+
+fn seen_own(at: usize) -> LocalLoad {
+    load(at as u32 % 3, at as u32)
+}
+
+#[test]
+fn requests_that_only_the_kernel_sees_send_elsewhere() {
+    let mut scene = Scene::new(3);
+    let seen = |awaiting, streaming| Some(KernelLoad::new(awaiting, streaming, &LocalLoad::default(), NOW_MS, 600));
+    scene.workers[0].kernel = seen(8, 8);
+    scene.workers[1].kernel = seen(0, 1);
+    assert_ne!(scene.slot(Policy::LeastLoaded, 1), 0);
+    let shown = scene.with(|input| explain(Policy::Kv, input));
+    assert!(shown[0].terms.foreign_ms > 0.0 && shown[0].terms.ttft_ms() > shown[1].terms.ttft_ms());
+    assert_eq!(shown[1].cost_ms, shown[2].cost_ms, "who has no agent is taken for the least that another has");
+    assert_ne!(scene.slot(Policy::Kv, 1), 0);
+    // What the engine reports already is not counted twice.
+    scene.workers[0].engine = engine(8, 8, 0.0);
+    let told = scene.with(|input| explain(Policy::Kv, input));
+    assert_eq!((told[0].terms.foreign_ms, told[0].terms.foreign_harm_ms), (0.0, 0.0));
 }
 
 fn any_policy() -> impl Strategy<Value = Policy> {
@@ -490,6 +518,56 @@ proptest! {
             }
         }
         prop_assert_eq!(stale.decide(policy, seed), absent.decide(policy, seed));
+    }
+
+    #[test]
+    fn a_stale_report_of_an_agent_decides_as_none(scene in any_scene(), policy in any_policy(), seed in any::<u64>()) {
+        let mut stale = scene.clone();
+        let mut absent = scene;
+        for (stale, absent) in stale.workers.iter_mut().zip(&mut absent.workers) {
+            if let Some(load) = &mut stale.kernel
+                && load.busy % 2 == 0
+            {
+                load.at_ms = NOW_MS - load.good_for_ms - 1;
+                absent.kernel = None;
+            }
+        }
+        prop_assert_eq!(stale.decide(policy, seed), absent.decide(policy, seed));
+    }
+
+    /// Whatever agents say, true or not: the worker that is chosen costs at most so much more than the best one, by all that
+    /// is known without them, as a report can add at the best one.
+    #[test]
+    fn a_false_report_does_bounded_harm(scene in any_scene(), seed in any::<u64>()) {
+        let lied_to = Scene { exact: true, ..scene };
+        let mut honest = lied_to.clone();
+        honest.workers.iter_mut().for_each(|worker| worker.kernel = None);
+        let (Ok(chosen), Ok(best)) = (lied_to.decide(Policy::Kv, seed), honest.decide(Policy::Kv, seed)) else {
+            return Ok(());
+        };
+        let shown = honest.with(|input| explain(Policy::Kv, input));
+        let of = |worker| shown.iter().find(|candidate| candidate.worker == worker).expect("shown");
+        let (chosen, best) = (of(chosen.worker), of(best.worker));
+        let most = shown
+            .iter()
+            .map(|one| foreign::most_ms(&honest.workers[one.position as usize], one.terms.prefill_ms))
+            .fold(0.0, f64::max);
+        let silent = honest.workers[best.position as usize].engine.is_none_or(|load| NOW_MS - load.at_ms > MAX_LOAD_AGE_MS);
+        let most = if silent { 2.0 * most } else { most };
+        prop_assert!(chosen.cost_ms <= best.cost_ms + most + 1e-6, "{} against {}", chosen.cost_ms, best.cost_ms);
+    }
+
+    /// Reports that see nothing foreign are as good as none, and one gateway alone sees nothing foreign.
+    #[test]
+    fn nothing_foreign_decides_as_no_report(scene in any_scene(), policy in any_policy(), seed in any::<u64>()) {
+        let mut seen = scene.clone();
+        let mut unseen = scene;
+        for (at, (seen, unseen)) in seen.workers.iter_mut().zip(&mut unseen.workers).enumerate() {
+            let own = seen_own(at);
+            seen.kernel = Some(KernelLoad::new(own.prefill_requests, own.decoding(), &own, NOW_MS, 600));
+            unseen.kernel = None;
+        }
+        prop_assert_eq!(seen.decide(policy, seed), unseen.decide(policy, seed));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::WorkerId;
 use crate::rates::{Fit, Observation, PRIOR};
-use crate::view::{CacheKnowledge, EngineLoad, FleetView, ModelView, WorkerState, WorkerView};
+use crate::view::{CacheKnowledge, EngineLoad, FabricLoad, FleetView, KernelLoad, ModelView, WorkerState, WorkerView};
 use hashbrown::HashMap;
 use std::collections::{BTreeSet, VecDeque};
 use xxhash_rust::xxh3::Xxh3Default;
@@ -50,6 +50,8 @@ struct Tenant {
     capacity_blocks: Option<u32>,
     cache: CacheKnowledge,
     engine: Option<EngineLoad>,
+    kernel: Option<KernelLoad>,
+    fabric: Option<FabricLoad>,
     fit: Fit,
 }
 
@@ -79,6 +81,9 @@ impl FleetState {
             }
             FleetEvent::LoadReported { worker, load } => self.change(worker, |tenant| report(tenant, load)),
             FleetEvent::LoadLost { worker } => self.change(worker, |tenant| replace(&mut tenant.engine, None)),
+            FleetEvent::KernelReported { worker, load, fabric } => {
+                self.change(worker, |tenant| report_kernel(tenant, load, fabric))
+            }
             FleetEvent::CacheLearned { worker, block_size, capacity_blocks } => {
                 self.change(worker, |tenant| learn_cache(tenant, block_size, capacity_blocks))
             }
@@ -135,6 +140,8 @@ impl FleetState {
             capacity_blocks: tenant.capacity_blocks,
             cache: tenant.cache,
             engine: tenant.engine,
+            kernel: tenant.kernel,
+            fabric: tenant.fabric,
             rates: tenant.fit.rates(&class_rates),
             typical_tokens: tenant.fit.typical_tokens(),
         }
@@ -173,6 +180,8 @@ impl FleetState {
             capacity_blocks: None,
             cache: CacheKnowledge::Approximate,
             engine: None,
+            kernel: None,
+            fabric: None,
             fit: Fit::default(),
         }));
         let id = WorkerId::new(slot, entry.generation);
@@ -228,6 +237,7 @@ impl FleetState {
         }
         *generation += 1;
         tenant.engine = None;
+        tenant.kernel = None;
         Effect::Restarted { old: worker, new: WorkerId::new(worker.slot, *generation) }
     }
 
@@ -314,6 +324,16 @@ fn report(tenant: &mut Tenant, load: EngineLoad) -> Effect {
         return Effect::Unchanged;
     }
     replace(&mut tenant.engine, Some(EngineLoad { kv_usage: load.kv_usage.min(1.0), ..load }))
+}
+
+fn report_kernel(tenant: &mut Tenant, load: KernelLoad, fabric: Option<FabricLoad>) -> Effect {
+    if tenant.kernel.is_some_and(|last| last.at_ms > load.at_ms) {
+        return Effect::Unchanged;
+    }
+    match (replace(&mut tenant.kernel, Some(load)), replace(&mut tenant.fabric, fabric)) {
+        (Effect::Unchanged, Effect::Unchanged) => Effect::Unchanged,
+        _ => Effect::Changed,
+    }
 }
 
 fn learn_cache(tenant: &mut Tenant, block_size: Option<u32>, capacity_blocks: Option<u32>) -> Effect {
