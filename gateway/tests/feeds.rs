@@ -58,6 +58,7 @@ fn rig() -> Rig {
         clock,
         introductions: None,
         doors: std::sync::Arc::new(forebay::doors::Doors::open()),
+        agents: None,
     };
     let discovery = Discovery::start(options, &registry, &tasks).expect("first registration");
     Rig { fleet, feeds, discovery, clock, _tasks: tasks }

@@ -54,6 +54,8 @@ pub struct GatewayOptions {
     pub port: u16,
     /// `listen.max_body_bytes`.
     pub max_body: Option<String>,
+    /// Node agent beside every worker, `host:port`.
+    pub agent: Option<String>,
     /// Further TOML, appended to the file: whole sections that the file does not have.
     pub extra: String,
 }
@@ -66,6 +68,7 @@ impl Default for GatewayOptions {
             tokenizer: true,
             port: 0,
             max_body: None,
+            agent: None,
             extra: String::new(),
         }
     }
@@ -252,6 +255,9 @@ fn configuration(
     }
     for url in workers {
         let _ = writeln!(text, "[[workers]]\nurl = \"{url}\"");
+        if let Some(agent) = &options.agent {
+            let _ = writeln!(text, "agent = \"{agent}\"");
+        }
     }
     text.push_str(&options.extra);
     Ok(text)

@@ -13,7 +13,7 @@ use crate::tokenize::Outcome;
 use bytes::Bytes;
 use forebay_routing::decision::{self, Standing};
 use forebay_routing::view::CacheKnowledge;
-use forebay_routing::{DecideInput, FleetView, Refusal};
+use forebay_routing::{DecideInput, FleetView, Policy, Refusal, WorkerId};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,9 @@ pub struct Explanation {
     pub chosen: Option<String>,
     /// What decided.
     pub reason: Option<String>,
+    /// Worker that would be chosen without what node agents tell, where that is another.
+    #[serde(default)]
+    pub without_agents: Option<String>,
     /// Why nobody can be chosen.
     pub refusal: Option<String>,
     /// Every worker of the model.
@@ -59,9 +62,12 @@ pub struct Candidate {
     pub waiting_ms: f64,
     /// This prompt.
     pub prefill_ms: f64,
+    /// Requests ahead that only the kernel on its node sees.
+    #[serde(default)]
+    pub foreign_ms: f64,
     /// Wait for free KV blocks.
     pub room_ms: f64,
-    /// Predicted time to first token: the four above.
+    /// Predicted time to first token: the five above.
     pub ttft_ms: f64,
     /// Delay of the requests there, weighted.
     pub harm_ms: f64,
@@ -75,6 +81,9 @@ pub struct Candidate {
     pub in_flight: u32,
     /// Age of its engine's last reading, absent = never heard.
     pub load_age_ms: Option<u64>,
+    /// Age of its node agent's last report, absent = never heard.
+    #[serde(default)]
+    pub agent_age_ms: Option<u64>,
     /// Whether its cache is known by its `events` or `approximate`ly.
     pub cache: String,
     /// Its claim in rendezvous hashing, for the policies that use one.
@@ -127,9 +136,22 @@ fn explain(console: &Console, model: String, considered: &Considered) -> Explana
         tokenize_ms: considered.tokenize_ms,
         chosen: decided.ok().map(|decision| name(decision.worker)),
         reason: decided.ok().map(|decision| reason_name(decision.reason).to_owned()),
+        without_agents: changed_by_agents(considered.policy, &input).map(name),
         refusal: decided.err().map(|refusal| refusal_text(*refusal).to_owned()),
         candidates: candidates.into_iter().map(|found| candidate(&view, name(found.worker), found)).collect(),
     }
+}
+
+/// Whom the request would go to if no agent told anything, where that is another than with them. Both decide with the same
+/// randomness.
+fn changed_by_agents(policy: Policy, input: &DecideInput<'_>) -> Option<WorkerId> {
+    input.view.workers.iter().find(|worker| worker.kernel.is_some())?;
+    let mut view = input.view.clone();
+    view.workers.iter_mut().for_each(|worker| worker.kernel = None);
+    let blind = DecideInput { view: &view, ..*input };
+    let choose = |input: &DecideInput<'_>| decision::decide(policy, input, &mut fastrand::Rng::with_seed(0)).ok();
+    let (seeing, blind) = (choose(input)?, choose(&blind)?);
+    (seeing.worker != blind.worker).then_some(blind.worker)
 }
 
 fn candidate(view: &FleetView, worker: String, found: decision::Candidate) -> Candidate {
@@ -147,14 +169,16 @@ fn candidate(view: &FleetView, worker: String, found: decision::Candidate) -> Ca
         queue_ms: terms.queue_ms,
         waiting_ms: terms.waiting_ms,
         prefill_ms: terms.prefill_ms,
+        foreign_ms: terms.foreign_ms,
         room_ms: terms.room_ms,
         ttft_ms: terms.ttft_ms(),
-        harm_ms: terms.harm_ms + terms.waiting_harm_ms,
+        harm_ms: terms.harm_ms + terms.waiting_harm_ms + terms.foreign_harm_ms,
         evict_ms: terms.evict_ms,
         unknown_ms: found.unknown_ms,
         cost_ms: found.cost_ms,
         in_flight: found.local.requests,
         load_age_ms: found.load_age_ms,
+        agent_age_ms: found.kernel_age_ms,
         cache: match cache {
             Some(CacheKnowledge::Events) => "events".to_owned(),
             Some(CacheKnowledge::Approximate) => "approximate".to_owned(),

@@ -11,6 +11,7 @@ use crate::fleet::{self, Fleet};
 use crate::observe::Observer;
 use crate::observe::access::AccessWriter;
 use crate::signal::cache_events::Feeds;
+use crate::signal::kernel::{self, Agents};
 use crate::tasks::TaskGroup;
 use crate::tokenize::Tokenizers;
 use std::sync::Arc;
@@ -60,6 +61,8 @@ impl Parts {
         if let Some(path) = &config.routing.snapshot_file {
             feeds.remember(path.clone()).await;
         }
+        let options = kernel::Options { fleet: fleet.clone(), clock, token_file: config.agents.token_file.clone() };
+        let agents = Agents::start(options, observer.registry(), tasks)?;
         let (introductions, introduced) = mpsc::channel(MAX_INTRODUCTIONS);
         let options = discover::Options {
             fleet: fleet.clone(),
@@ -68,6 +71,7 @@ impl Parts {
             clock,
             introductions: Some(introductions),
             doors,
+            agents: Some(agents),
         };
         let discovery = Discovery::start(options, observer.registry(), tasks)?;
         Ok(Self { observer, tokenizers, fleet, feeds, discovery, introduced })

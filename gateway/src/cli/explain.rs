@@ -117,6 +117,9 @@ fn render(explanation: &Explanation) -> String {
         (Some(chosen), _) => {
             let reason = explanation.reason.as_deref().unwrap_or("unknown");
             text += &format!("\nchosen: {chosen} ({reason})");
+            if let Some(other) = &explanation.without_agents {
+                text += &format!("\nwithout node agents it would be: {other}");
+            }
         }
         (None, Some(refusal)) => text += &format!("\nnobody: {refusal}"),
         (None, None) => text += "\nnobody",
@@ -131,6 +134,7 @@ fn render(explanation: &Explanation) -> String {
         "compute",
         "queue",
         "waiting",
+        "foreign",
         "prefill",
         "room",
         "= ttft ms",
@@ -154,6 +158,7 @@ fn render(explanation: &Explanation) -> String {
             ms(candidate.queue_ms),
             ms(candidate.waiting_ms),
             ms(candidate.prefill_ms),
+            ms(candidate.foreign_ms),
             ms(candidate.room_ms),
             ms(candidate.ttft_ms),
             ms(candidate.harm_ms),
@@ -182,6 +187,7 @@ mod tests {
             queue_ms: 0.0,
             waiting_ms: 0.0,
             prefill_ms: cost_ms,
+            foreign_ms: 0.0,
             room_ms: 0.0,
             ttft_ms: cost_ms,
             harm_ms: 0.0,
@@ -190,6 +196,7 @@ mod tests {
             cost_ms,
             in_flight: 0,
             load_age_ms: None,
+            agent_age_ms: None,
             cache: "events".to_owned(),
             claim: None,
         };
@@ -202,6 +209,7 @@ mod tests {
             tokenize_ms: 0.5,
             chosen: Some("http://b:1".to_owned()),
             reason: Some("prefix_hit".to_owned()),
+            without_agents: None,
             refusal: None,
             candidates: vec![candidate("http://a:1", 30.0), candidate("http://b:1", 20.0)],
         };

@@ -4,8 +4,8 @@ use super::Loaded;
 use super::problem::{Problem, Problems};
 use super::reader::{Fields, Reader};
 use super::resolved::{
-    Admin, Certificate, Config, Control, DnsPool, Health, Keys, Listen, Media, Model, Policy, Routing, Tokenize,
-    Upstream, Worker,
+    Admin, Agents, Certificate, Config, Control, DnsPool, Health, Keys, Listen, Media, Model, Policy, Routing,
+    Tokenize, Upstream, Worker,
 };
 use super::unit::{show_duration, show_size};
 use super::written::Written;
@@ -20,6 +20,7 @@ pub(super) fn resolve(written: &Written, problems: Vec<Problem>) -> Result<Loade
         admin: admin(&mut reader),
         requests: policy(&mut reader),
         keys: Keys { file: reader.path_if_set("keys.file") },
+        agents: Agents { token_file: reader.path_if_set("agents.token_file") },
         routing: routing(&mut reader),
         upstream: upstream(&mut reader),
         health: health(&mut reader),

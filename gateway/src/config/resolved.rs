@@ -17,6 +17,8 @@ pub struct Config {
     pub keys: Keys,
     /// What requests may ask of engines.
     pub requests: Policy,
+    /// Node agents.
+    pub agents: Agents,
     /// Choice of workers.
     pub routing: Routing,
     /// Deadlines towards engines.
@@ -298,6 +300,13 @@ pub struct Certificate {
     pub key_file: PathBuf,
 }
 
+/// How node agents are spoken to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Agents {
+    /// File with the secret that they ask for.
+    pub token_file: Option<PathBuf>,
+}
+
 /// One fixed worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worker {
@@ -315,7 +324,7 @@ pub struct Worker {
     pub kv_replay: Option<String>,
     /// Tokens per block, `None` = learn.
     pub block_size: Option<u32>,
-    /// Node agent, `host:7470`; not used yet.
+    /// Node agent, `host:7470`.
     pub agent: Option<String>,
 }
 

@@ -184,7 +184,8 @@ fn every_key_is_read() {
 }
 
 /// Sections of the file by the struct that holds them.
-const SECTIONS: [(&str, &str); 13] = [
+const SECTIONS: [(&str, &str); 14] = [
+    ("Agents", "agents."),
     ("Policy", "requests."),
     ("Certificate", "certificates[]."),
     ("Admin", "admin."),

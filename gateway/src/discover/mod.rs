@@ -27,6 +27,7 @@ use crate::doors::Doors;
 use crate::fleet::Fleet;
 use crate::signal::cache_events::Feeds;
 use crate::signal::http::Peer;
+use crate::signal::kernel::Agents;
 use crate::tasks::TaskGroup;
 use parking_lot::Mutex;
 use prometheus::IntCounterVec;
@@ -95,6 +96,7 @@ struct Shared {
     clock: Clock,
     introductions: Option<mpsc::Sender<Introduction>>,
     doors: Arc<Doors>,
+    agents: Option<Agents>,
     dns_failures: IntCounterVec,
     tasks: TaskGroup,
     state: Mutex<State>,
@@ -114,6 +116,8 @@ pub struct Options {
     pub introductions: Option<mpsc::Sender<Introduction>>,
     /// How engines with TLS are trusted.
     pub doors: Arc<Doors>,
+    /// Where node agents are heard; `None` hears none.
+    pub agents: Option<Agents>,
 }
 
 impl Discovery {
@@ -129,7 +133,7 @@ impl Discovery {
         );
         let dns_failures = IntCounterVec::new(opts, &["name"])?;
         registry.register(Box::new(dns_failures.clone()))?;
-        let Options { fleet, feeds, health, clock, introductions, doors } = options;
+        let Options { fleet, feeds, health, clock, introductions, doors, agents } = options;
         let tasks = tasks.child();
         Ok(Self {
             shared: Arc::new(Shared {
@@ -139,6 +143,7 @@ impl Discovery {
                 clock,
                 introductions,
                 doors,
+                agents,
                 dns_failures,
                 tasks,
                 state: Mutex::default(),

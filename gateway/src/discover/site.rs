@@ -203,7 +203,11 @@ impl Site {
             }
             let key = WorkerKey { model: model.to_owned(), url: self.address.base.clone(), rank: *rank };
             let joined = self.shared.fleet.join(key, self.worker.block_size, self.probe.clone()).await;
-            self.handles.push(joined.map_err(|error| error.to_string())?);
+            let handle = joined.map_err(|error| error.to_string())?;
+            if let (Some(agents), Some(agent)) = (&self.shared.agents, &self.worker.agent) {
+                agents.add(agent, handle.clone());
+            }
+            self.handles.push(handle);
         }
         Ok(())
     }
@@ -211,6 +215,9 @@ impl Site {
     async fn part(&mut self, handle: &Arc<Handle>) {
         if self.listening.remove(&handle.slot).is_some() {
             self.shared.feeds.remove(handle).await;
+        }
+        if let (Some(agents), Some(agent)) = (&self.shared.agents, &self.worker.agent) {
+            agents.remove(agent, handle);
         }
         self.shared.fleet.leave(handle).await;
     }

@@ -104,6 +104,7 @@ fn rig() -> Rig {
         clock,
         introductions: Some(sender),
         doors: Arc::new(Doors::open()),
+        agents: None,
     };
     let discovery = Discovery::start(options, &registry, &tasks).expect("first registration");
     Rig { fleet, discovery, tasks, introductions }

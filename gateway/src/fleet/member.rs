@@ -96,6 +96,8 @@ pub(super) struct Member {
     pub(super) event_block_size: Option<u32>,
     pub(super) breaker: Breaker,
     pub(super) pace: Pace,
+    /// Reports in a row in which its accept queue was full.
+    pub(super) full_queues: u32,
     pub(super) leaving: bool,
     life: Life,
     failed_checks: u32,
@@ -111,6 +113,7 @@ impl Member {
             event_block_size: None,
             breaker: Breaker::new(health.eject_after, health.eject_for, health.eject_share),
             pace: Pace::default(),
+            full_queues: 0,
             leaving: false,
             life: Life::Starting,
             failed_checks: 0,

@@ -2,7 +2,7 @@
 
 use super::{Handle, Shared};
 use forebay_routing::index::PrefixIndex;
-use forebay_routing::view::{EngineLoad, WorkerState};
+use forebay_routing::view::{EngineLoad, KernelLoad, WorkerState};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
@@ -39,6 +39,9 @@ pub(super) struct Metrics {
     running: IntGaugeVec,
     waiting: IntGaugeVec,
     kv_usage: GaugeVec,
+    foreign_awaiting: IntGaugeVec,
+    foreign_busy: IntGaugeVec,
+    unread_bytes: IntGaugeVec,
 }
 
 impl Metrics {
@@ -90,6 +93,21 @@ impl Metrics {
                 "Requests queued in the engine, as it reports",
                 &["worker"],
             )?,
+            foreign_awaiting: gauge(
+                "forebay_worker_foreign_awaiting",
+                "Connections of others that await the engine's answer, as its node's agent sees",
+                &["worker"],
+            )?,
+            foreign_busy: gauge(
+                "forebay_worker_foreign_busy",
+                "Connections of others at work at the engine, as its node's agent sees",
+                &["worker"],
+            )?,
+            unread_bytes: gauge(
+                "forebay_worker_unread_bytes",
+                "Bytes that have arrived at the engine and that it has not read, as its node's agent sees",
+                &["worker"],
+            )?,
             kv_usage: keep(
                 registry,
                 GaugeVec::new(
@@ -137,6 +155,12 @@ impl Metrics {
         self.kv_usage.with_label_values(&[worker]).set(f64::from(load.kv_usage));
     }
 
+    pub(super) fn foreign(&self, worker: &str, load: &KernelLoad) {
+        self.foreign_awaiting.with_label_values(&[worker]).set(i64::from(load.awaiting));
+        self.foreign_busy.with_label_values(&[worker]).set(i64::from(load.busy));
+        self.unread_bytes.with_label_values(&[worker]).set(i64::try_from(load.unread_bytes).unwrap_or(i64::MAX));
+    }
+
     /// The engine's own readings are unknown from now on: no series rather than an old one.
     pub(super) fn forget_engine(&self, worker: &str) {
         for gauge in [&self.running, &self.waiting] {
@@ -149,6 +173,9 @@ impl Metrics {
     /// Drops every series of a worker.
     pub(super) fn forget(&self, worker: &str) {
         self.forget_engine(worker);
+        for gauge in [&self.foreign_awaiting, &self.foreign_busy, &self.unread_bytes] {
+            let _ = gauge.remove_label_values(&[worker]);
+        }
         for state in STATES {
             let _ = self.state.remove_label_values(&[worker, state_name(state)]);
         }

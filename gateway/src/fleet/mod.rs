@@ -28,6 +28,7 @@ mod tests;
 pub(crate) use handle::Handle;
 pub use member::{EngineKind, Facts, WorkerStatus};
 pub use metrics::state_name;
+pub use news::KernelReport;
 pub use reservation::Reservation;
 
 use crate::clock::Clock;
@@ -195,6 +196,10 @@ enum Event {
     Feedback {
         worker: WorkerId,
         feedback: Feedback,
+    },
+    Kernel {
+        worker: WorkerId,
+        report: KernelReport,
     },
     Leave {
         worker: WorkerId,

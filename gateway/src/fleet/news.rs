@@ -5,11 +5,33 @@
 use super::{Endpoint, Event, Facts, Fleet, Handle, JoinError};
 use forebay_routing::WorkerId;
 use forebay_routing::event::{ServedName, WorkerKey};
-use forebay_routing::view::CacheKnowledge;
+use forebay_routing::view::{CacheKnowledge, FabricLoad};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 
+/// What a node agent says of one worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KernelReport {
+    /// Connections that await an answer, and on which one is being sent, whoever's they are; `None` when it does not say so now.
+    pub at_work: Option<(u32, u32)>,
+    /// Bytes that the engine has not read.
+    pub unread_bytes: u64,
+    /// Whether its accept queue is full.
+    pub queue_is_full: bool,
+    /// The node's fabric.
+    pub fabric: Option<FabricLoad>,
+    /// When it was so, ms.
+    pub at_ms: u64,
+    /// How long it means something, ms.
+    pub good_for_ms: u64,
+}
+
 impl Fleet {
+    /// A new report of a node agent; what is this gateway's own of it is taken off as it is now.
+    pub fn report_kernel(&self, worker: WorkerId, report: KernelReport) {
+        self.report(Event::Kernel { worker, report });
+    }
+
     /// Adds one worker, state `Starting`, or takes up the one of the same key, be it on its way out. `probe` is rung when
     /// it is ejected and due its one check.
     pub(crate) async fn join(

@@ -1,5 +1,6 @@
 //! The owner task: the only writer of membership and of the published view.
 
+mod kernel;
 mod verdict;
 
 use super::ejection::Verdict;
@@ -139,6 +140,7 @@ impl Owner {
                 self.restart(worker)
             }
             Event::Feedback { worker, feedback } => self.feed_back(worker, feedback),
+            Event::Kernel { worker, report } => self.hear_agent(worker, &report),
             Event::Leave { worker } => self.leave(worker),
             Event::Describe { reply } => {
                 self.answers.push(Answer::Described(reply));

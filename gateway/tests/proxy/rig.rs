@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use forebay::accept::{Drained, Ingress};
 use forebay::clock::Clock;
 use forebay::config::networks::Hosts;
-use forebay::config::resolved::{AccessLog, Admin, Health, Keys, Listen, Routing, Tokenize, Upstream, Worker};
+use forebay::config::resolved::{AccessLog, Admin, Agents, Health, Keys, Listen, Routing, Tokenize, Upstream, Worker};
 use forebay::config::{Config, resolved};
 use forebay::discover::{self, Discovery};
 use forebay::doors::Doors;
@@ -55,6 +55,7 @@ pub fn config() -> Config {
             client_certificate_required: true,
             threads: None,
         },
+        agents: Agents { token_file: None },
         routing: Routing {
             policy: Policy::RoundRobin,
             own_placements: true,
@@ -132,6 +133,7 @@ impl Rig {
             clock,
             introductions: None,
             doors: doors.clone(),
+            agents: None,
         };
         let discovery = Discovery::start(options, &registry, &tasks).unwrap();
         let tokenizers = Tokenizers::new(&config.tokenize, &config.models, &registry).unwrap();

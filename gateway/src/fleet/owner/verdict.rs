@@ -1,6 +1,6 @@
 //! What exchanges teach of a worker: its rates, and whether it is to be taken out.
 //!
-//! Failures in a row, a share of failures, and first tokens much later than its peers' eject a worker; ejections are
+//! Failures in a row, a share of failures, first tokens much later than its peers', and an accept queue that stays full eject a worker; ejections are
 //! bounded by a share of its model's workers, but for those that cannot be reached at all.
 
 use super::super::Feedback;
@@ -75,7 +75,7 @@ impl Owner {
 
     /// Counts an ejection, unless `bounded` and too many of its model's workers are out already: then it stays, because what
     /// fails everywhere is not the workers, and those left would break under what they would get.
-    fn ejected(&mut self, worker: WorkerId, kind: &'static str, bounded: bool) {
+    pub(super) fn ejected(&mut self, worker: WorkerId, kind: &'static str, bounded: bool) {
         let shared = self.shared.clone();
         let Some(model) = self.member(worker).map(|member| member.handle.model.clone()) else { return };
         let of_model = || self.members.iter().flatten().filter(|other| other.handle.model == model);
