@@ -66,7 +66,6 @@ ci: setup ## Everything that CI runs; its last lines are the test summary
 	ebpf/build.sh verify-if-possible
 	DEMO_QUICK=1 target/debug/forebay-demo
 	$(MAKE) test
-	$(MAKE) test-aiperf
 
 fuzz: ## Every fuzz target for EACH=120 seconds; needs the nightly toolchain
 	fuzz/run.sh
