@@ -4,6 +4,7 @@
 use bytes::{Bytes, BytesMut};
 use forebay::config::{Origin as Place, Sources, resolved};
 use forebay::http1::request::{self, Origin, Upstream};
+use forebay::http1::response::{self, Downstream};
 use forebay::http1::{MAX_FIELDS, chunked};
 use forebay::parse::{self, Dialect};
 use forebay::signal::cache_events::{Summary, summarize, summarize_polled};
@@ -19,7 +20,7 @@ use forebay_routing::index::snapshot::Reader;
 pub type Check = fn(&[u8]);
 
 /// Every check by the name of its target and its folder in `corpus/`.
-pub const ALL: [(&str, Check); 10] = [
+pub const ALL: [(&str, Check); 12] = [
     ("event_batch", event_batch),
     ("polled_events", polled_events),
     ("snapshot", snapshot),
@@ -30,6 +31,8 @@ pub const ALL: [(&str, Check); 10] = [
     ("configuration", configuration),
     ("packet", packet),
     ("agent_frame", agent_frame),
+    ("response_head", response_head),
+    ("template", template),
 ];
 
 /// A received Ethernet frame, as the guard in the kernel reads it.
@@ -169,6 +172,45 @@ pub fn request_head(data: &[u8]) {
         "x-api-key",
     ] {
         assert_eq!(count(never), 0, "{never}");
+    }
+}
+
+/// The head of an engine's answer, and what the client then gets.
+pub fn response_head(data: &[u8]) {
+    let take = |bytes: &[u8]| response::take(&mut BytesMut::from(bytes), false);
+    let Ok(Some(head)) = take(data) else { return };
+    if head.fields().count() + 4 > MAX_FIELDS {
+        return;
+    }
+    let to = Downstream {
+        framing: head.framing,
+        announced: None,
+        request_id: "id-1",
+        close: false,
+        old_keep_alive: false,
+        diagnostics: first_is_odd(data),
+    };
+    let mut out = Vec::new();
+    head.write_client(&to, &mut out);
+    let sent = take(&out).expect("what is passed on is well formed").expect("and complete");
+    assert_eq!(sent.status, head.status);
+    let count = |name: &str| sent.fields().filter(|(field, _)| field.eq_ignore_ascii_case(name.as_bytes())).count();
+    assert_eq!(count("x-request-id"), 1);
+    assert!(count("content-length") + count("transfer-encoding") <= 1, "one framing");
+    for never in ["connection", "keep-alive", "upgrade", "te", "x-forebay-error"] {
+        assert_eq!(count(never), 0, "{never}");
+    }
+}
+
+/// A chat template and, behind a zero byte, the body of a chat that it renders.
+pub fn template(data: &[u8]) {
+    let Some(at) = data.iter().position(|byte| *byte == 0) else { return };
+    let (template, body) = (&data[..at], &data[at + 1..]);
+    // What depends on the time of day may differ between two looks.
+    let Some(template) = std::str::from_utf8(template).ok().filter(|text| !text.contains("now")) else { return };
+    let rendered = forebay::tokenize::render_both_ways(template, Bytes::copy_from_slice(body));
+    if let Some([quick, whole]) = rendered {
+        assert_eq!(quick, whole, "what was learned of a template is what it does");
     }
 }
 

@@ -79,6 +79,19 @@ pub enum Outcome {
     Text(TextReason),
 }
 
+/// Renders a chat request's body with `template` as a model's only one: first as it is done for requests, which may go by what was
+/// learned of the template, then by the template itself. Both must be equal. `None` where the template does not compile, or the body
+/// is no chat. For whoever looks for templates and chats that break this.
+pub fn render_both_ways(template: &str, body: bytes::Bytes) -> Option<[Option<String>; 2]> {
+    let sources = std::collections::BTreeMap::from([("default".to_owned(), template.to_owned())]);
+    let chat = model::Chat::new(sources, Vec::new()).ok()?;
+    let parsed = crate::parse::parse(crate::parse::Dialect::Chat, body).ok()?;
+    let text = std::str::from_utf8(&parsed.body).ok()?;
+    let quick = request::chat_text(&chat, &parsed, text).ok();
+    chat.forget_learned();
+    Some([quick, request::chat_text(&chat, &parsed, text).ok()])
+}
+
 /// Why a request is routed by text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TextReason {

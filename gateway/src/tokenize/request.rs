@@ -155,7 +155,7 @@ fn completion_text(body: &str, span: Range<usize>) -> Result<Cow<'_, str>, NoPro
     Ok(json::string(prompt, &mut Scanner::again(prompt.as_bytes(), 0, 0))?)
 }
 
-fn chat_text(chat: &Chat, parsed: &Parsed, body: &str) -> Result<String, NoPrompt> {
+pub(crate) fn chat_text(chat: &Chat, parsed: &Parsed, body: &str) -> Result<String, NoPrompt> {
     if parsed.template_span("chat_template").is_some() {
         return Err(NoPrompt::Unsupported("chat_template"));
     }
