@@ -54,8 +54,8 @@ reference: ## Write the configuration reference into README.md
 	$(CARGO) build $(LOCKED) -p forebay --bin forebay
 	deploy/reference.sh target/debug/forebay
 
-limits: ## Write LIMITS.md
-	FOREBAY_WRITE=1 $(CARGO) test $(LOCKED) -p forebay-tests --test limits
+limits: ## Write LIMITS.md and FAULTS.md
+	FOREBAY_WRITE=1 $(CARGO) test $(LOCKED) -p forebay-tests --test limits --test phases
 
 # In CI nothing optional may be skipped: a test that lacks its tokenizer or Python fails.
 ci: export FOREBAY_REQUIRE = all

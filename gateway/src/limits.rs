@@ -40,6 +40,7 @@ pub struct Limits {
 struct Shared {
     connections: AtomicUsize,
     max_connections: usize,
+    serving: AtomicUsize,
     buffered: AtomicUsize,
     max_buffered: usize,
     /// Wakes whoever waits for the last connection to end.
@@ -52,6 +53,7 @@ impl Limits {
         let shared = Shared {
             connections: AtomicUsize::new(0),
             max_connections: listen.max_connections,
+            serving: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             max_buffered: listen.max_buffered_bytes,
             idle: tokio::sync::Notify::new(),
@@ -69,6 +71,17 @@ impl Limits {
     /// Open connections.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Acquire)
+    }
+
+    /// Counts one request until the guard is dropped.
+    pub fn serve(&self) -> Serving {
+        self.shared.serving.fetch_add(1, Ordering::Relaxed);
+        Serving { shared: self.shared.clone() }
+    }
+
+    /// Requests being served.
+    pub fn serving(&self) -> usize {
+        self.shared.serving.load(Ordering::Relaxed)
     }
 
     /// Bytes of bodies held at present.
@@ -104,6 +117,18 @@ impl Drop for Slot {
         if self.shared.connections.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.shared.idle.notify_waiters();
         }
+    }
+}
+
+/// One request being served.
+#[derive(Debug)]
+pub struct Serving {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.shared.serving.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

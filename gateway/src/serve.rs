@@ -119,6 +119,7 @@ impl Gateway {
 
 /// Serves one request and says what becomes of its connection.
 pub async fn serve(gateway: &Gateway, client: &mut Client, request: &Request, dialect: Option<Dialect>) -> Next {
+    let _serving = gateway.limits.serve();
     let tenant = request.caller.tenant.clone();
     let mut record = Record { id: request.id.clone(), tenant, dialect: name(dialect), ..Record::default() };
     let mut unread = request.head.framing != Framing::Empty;
@@ -192,10 +193,11 @@ async fn steps(
         gateway.dispatcher.finish(exchange);
         return Err(unserved(request.head.path(), &parsed.model).into());
     }
+    let lesson = learn::Lesson::keep(gateway, parsed, &mut considered);
     // stream
     let end = relay(client, &mut exchange, &request.head, &request.id).await;
     // observe
-    learn::learn(gateway, &parsed, &considered, &exchange, &end);
+    learn::learn(gateway, lesson, &considered, &exchange, &end);
     Ok(learn::finish(gateway, request, exchange, end, considered.load, record))
 }
 

@@ -351,6 +351,29 @@ async fn a_drain_is_announced_and_waits_for_what_runs() {
     assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_told_to_stop_says_so_before_it_turns_anybody_away() {
+    let engine = engine().await;
+    let gateway = start(sources(&[&engine], &[("listen.drain_delay", "10m")])).await;
+    gateway.until_ready(1).await;
+    let (clients, admin) = (gateway.clients, gateway.admin);
+    let draining = gateway.app.drain();
+    tokio::pin!(draining);
+    let body = json!({"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "late"}]}).to_string();
+    let told = async {
+        while ask(admin, "GET", "/readyz", "", "").await.status != 503 {
+            sleep(Duration::from_millis(5)).await;
+        }
+        let health = ask(clients, "GET", "/health", "", "").await.status;
+        (health, ask(clients, "POST", "/v1/chat/completions", "", &body).await.status)
+    };
+    let told = tokio::select! {
+        _ = &mut draining => panic!("the delay was not kept"),
+        told = timeout(WAIT, told) => told.expect("answered in time"),
+    };
+    assert_eq!(told, (503, 200), "balancers are told, and whoever comes all the same is served");
+}
+
 #[tokio::test]
 async fn a_taken_port_ends_the_start_with_its_own_exit_code() {
     let taken = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -38,8 +38,16 @@ fn main() {
     let local = vec![LocalLoad::default(); view.workers.len()];
     for policy in [Policy::Kv, Policy::LeastLoaded, Policy::ConsistentHash, Policy::RoundRobin] {
         let facts = facts(&chains, tokens.len() as u32);
-        let input =
-            DecideInput { facts: &facts, view: &view, local: &local, hits: &hits, exclude: &[], cursor: 7, now_ms: 0 };
+        let input = DecideInput {
+            facts: &facts,
+            view: &view,
+            among: None,
+            local: &local,
+            hits: &hits,
+            exclude: &[],
+            cursor: 7,
+            now_ms: 0,
+        };
         let mut rng = fastrand::Rng::with_seed(1);
         report(&format!("decide {policy:?}, 256 workers"), 2_000, || {
             let _ = black_box(decide(policy, &input, &mut rng));

@@ -8,7 +8,9 @@
 //! - a stale reading of an engine decides exactly as none, and a stale report of a node agent likewise;
 //! - a false report of a node agent costs at most what `foreign::most_ms` says.
 //!
-//! No allocation, no I/O, no clock. O(workers of the model · log hits); about 10 µs at 256 workers.
+//! No allocation, no I/O, no clock. O(candidates · log hits); about 10 µs at 256 candidates. In a large fleet the candidates are a
+//! shortlist ([`crate::shortlist`]) and not all workers, so that a request costs the same at 10,000 workers as at a hundred. Then
+//! the second invariant holds for those on it.
 
 #[cfg(test)]
 mod tests;
@@ -43,7 +45,9 @@ pub struct DecideInput<'a> {
     pub facts: &'a RequestFacts<'a>,
     /// The fleet.
     pub view: &'a FleetView,
-    /// Own load of each worker, parallel to [`FleetView::workers`].
+    /// Positions in [`FleetView::workers`] of those that are looked at; `None`: all of the model.
+    pub among: Option<&'a [u32]>,
+    /// Own load of each worker, parallel to `among`, or to [`FleetView::workers`] without it.
     pub local: &'a [LocalLoad],
     /// Prefixes held, one entry per block size in `facts.chains` (same order).
     pub hits: &'a [Hits],

@@ -28,7 +28,8 @@
 //! |---|---|---|
 //! | [`block::chain`] | O(tokens) | when `out` has to grow |
 //! | [`index::PrefixIndex::lookup`] | O(b / 64 × h), at most one probe a block | when `out` has to grow |
-//! | [`decide`] | O(w · log h) | never |
+//! | [`shortlist::shortlist`] | O(h), up to some hundred draws | when there are holders |
+//! | [`decide`] | O(w · log h), w at most 192 but for rings | never |
 //! | [`index::PrefixIndex::place`] | O(b) | for new blocks |
 //! | ledger store, remove | O(1) a block | for new blocks |
 //! | [`index::PrefixIndex::forget`] | O(1) | never |
@@ -49,6 +50,7 @@ pub mod index;
 pub mod rates;
 pub mod score;
 mod select;
+pub mod shortlist;
 pub mod view;
 
 pub use decision::{Candidate, DecideInput, Decision, Policy, Refusal, decide, explain};

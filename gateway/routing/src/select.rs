@@ -31,17 +31,19 @@ pub(crate) fn seats<'a>(input: &'a DecideInput<'_>) -> impl Iterator<Item = Seat
     all_seats(input).filter(|seat| may_be_chosen(input, seat))
 }
 
-/// All workers of the request's model.
+/// All workers of the request's model, or those of its shortlist.
 pub(crate) fn all_seats<'a>(input: &'a DecideInput<'_>) -> impl Iterator<Item = Seat<'a>> + Clone {
-    let listed = input.view.models.get(input.facts.model as usize).map_or(&[][..], |model| &model.workers);
+    let of_model = || input.view.models.get(input.facts.model as usize).map_or(&[][..], |model| &model.workers);
+    let listed = input.among.unwrap_or_else(of_model);
     let worker = |position: u32| input.view.workers.get(position as usize);
     let least = foreign::least(
         listed.iter().filter_map(|&position| worker(position)).filter(|worker| may_take(input, worker)),
         input.now_ms,
     );
-    listed.iter().filter_map(move |&position| {
+    listed.iter().enumerate().filter_map(move |(at, &position)| {
         let worker = worker(position)?;
-        let local = input.local.get(position as usize).copied().unwrap_or_default();
+        let at = if input.among.is_some() { at } else { position as usize };
+        let local = input.local.get(at).copied().unwrap_or_default();
         let foreign = foreign::counts(worker, input.now_ms).or(least);
         Some(Seat { position, worker, local, foreign })
     })

@@ -94,6 +94,7 @@ fn choosing_allocates_nothing() {
         let input = DecideInput {
             facts: &facts,
             view: &view,
+            among: None,
             local: &local,
             hits: &hits,
             exclude: &[],

@@ -115,6 +115,7 @@ fn explain(console: &Console, model: String, considered: &Considered) -> Explana
     let input = DecideInput {
         facts: &facts,
         view: &view,
+        among: None,
         local: &local,
         hits: &considered.hits,
         exclude: &[],

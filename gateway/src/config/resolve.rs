@@ -121,6 +121,7 @@ fn upstream(reader: &mut Reader<'_>) -> Upstream {
         max_concurrency: reader.count_if_set("upstream.max_concurrency"),
         max_queue: reader.count("upstream.max_queue"),
         queue_timeout: reader.time("upstream.queue_timeout"),
+        outage_timeout: reader.time("upstream.outage_timeout"),
         ca_file: reader.path_if_set("upstream.ca_file"),
         certificate_file: reader.path_if_set("upstream.certificate_file"),
         certificate_key_file: reader.path_if_set("upstream.certificate_key_file"),

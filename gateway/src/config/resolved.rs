@@ -226,6 +226,8 @@ pub struct Upstream {
     pub max_queue: usize,
     /// How long one waits.
     pub queue_timeout: Duration,
+    /// How long requests of a model that has nobody left wait for somebody, from when that began; zero = not at all.
+    pub outage_timeout: Duration,
     /// Authorities that engines with TLS are trusted by, `None` = the system's.
     pub ca_file: Option<PathBuf>,
     /// Certificate shown to engines with TLS.

@@ -73,6 +73,7 @@ pub static KEYS: &[Key] = &[
     key("upstream.max_concurrency", Kind::Count(1, 1_000_000), Absent("as many as come"), RESTART, "Requests of this gateway at once at one worker (a request with `n` counts n times); what finds all workers full waits here."),
     key("upstream.max_queue", Kind::Count(0, 1_000_000), Is("1024"), RESTART, "Requests that wait for a place (503 beyond)."),
     key("upstream.queue_timeout", Kind::Time(1, HOUR), Is("30s"), RESTART, "How long one waits for a place (503 after)."),
+    key("upstream.outage_timeout", Kind::Time(0, HOUR), Is("10s"), RESTART, "How long, from when a model has nobody left, its requests wait for an engine to come back (502 or 503 after, and at once in a longer outage): a restart loses none. They wait where those without a place do."),
     key("upstream.ca_file", Kind::Path, Absent("the system's authorities"), RESTART, "PEM with the authorities by which engines with https:// are trusted; read again when it changes."),
     key("upstream.certificate_file", Kind::Path, Absent("none"), RESTART, "PEM chain shown to engines that ask for a certificate; read again when it changes."),
     key("upstream.certificate_key_file", Kind::Path, Absent("none"), RESTART, "Its private key."),

@@ -34,6 +34,12 @@ pub trait Chooser {
 
     /// The request goes there.
     fn place(&mut self, decision: &Decision);
+
+    /// What was chosen before may no longer be there: the next choice is made anew.
+    fn renew(&mut self);
+
+    /// Whose workers these are: the model's position, or any number that stands for all.
+    fn model(&self) -> u32;
 }
 
 /// Requests that wait for a place, and the bell that is rung when one becomes free.
@@ -56,7 +62,7 @@ impl Drop for Place {
 }
 
 /// Counted while it waits.
-struct Waiting<'a>(&'a Places);
+pub(super) struct Waiting<'a>(&'a Places);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
@@ -125,17 +131,19 @@ impl Dispatcher {
     ) -> Result<Admitted, Halt> {
         match self.try_admit(outbound, chooser, &[]) {
             Ok(admitted) => return Ok(admitted),
+            Err(Blocked::Refused(Refusal::NoneReady)) => {
+                let admitted = self.outlast(client, outbound, chooser).await?;
+                return admitted.ok_or_else(|| super::refused(Refusal::NoneReady));
+            }
             Err(Blocked::Refused(refusal)) => return Err(super::refused(refusal)),
             Err(Blocked::Full) => {}
         }
-        if self.places.waiting.fetch_add(1, Ordering::AcqRel) >= self.upstream.max_queue {
-            self.places.waiting.fetch_sub(1, Ordering::AcqRel);
+        let Some(_waiting) = self.join_queue() else {
             return Err(full(
                 "queue_full",
                 "every engine has as many requests as it may, and as many wait (upstream.max_queue)",
             ));
-        }
-        let _waiting = Waiting(&self.places);
+        };
         let due = Instant::now() + self.upstream.queue_timeout;
         loop {
             client.deadline.set(due.min(Instant::now() + LOOK_AGAIN));
@@ -154,6 +162,18 @@ impl Dispatcher {
                 Err(Blocked::Full) => {}
             }
         }
+    }
+
+    /// Requests that wait.
+    pub fn queued(&self) -> usize {
+        self.places.waiting.load(Ordering::Relaxed)
+    }
+
+    /// A place in the queue, if there is one.
+    pub(super) fn join_queue(&self) -> Option<Waiting<'_>> {
+        let waiting = Waiting(&self.places);
+        let before = self.places.waiting.fetch_add(1, Ordering::AcqRel);
+        (before < self.upstream.max_queue).then_some(waiting)
     }
 
     fn reserve(&self, outbound: &Outbound<'_>, decision: &Decision) -> Option<Reservation> {

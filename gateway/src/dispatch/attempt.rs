@@ -9,9 +9,16 @@ use crate::fleet::Endpoint;
 use crate::http1::{ResponseHead, request, response};
 use crate::stream::{self, Client, Interrupt, KEEPALIVE, Progress, Reading, Socket, stopping};
 use bytes::Bytes;
-use pingora_core::upstreams::peer::HttpPeer;
+use pingora_core::protocols::IO;
+use pingora_core::protocols::l4::ext::set_tcp_keepalive;
+use pingora_core::protocols::l4::stream::Stream;
+use std::pin::pin;
+use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant};
 
+/// How often whoever waits for an engine asks whether it still lives. The kernel says so of a dead process, but not of one that
+/// hangs, nor of a machine that is gone.
+pub(crate) const HEALTH_LOOK: Duration = Duration::from_secs(1);
 /// Informational responses (100, 103) skipped before the real one.
 const MAX_INFORMATIONAL: usize = 8;
 
@@ -31,7 +38,8 @@ impl Dispatcher {
         let with_ids = outbound.body_with_ids(&endpoint);
         let body = with_ids.as_deref().unwrap_or(&outbound.body);
         let head = write_head(outbound, body, &endpoint);
-        let mut race = Race { client, end };
+        let worker = decision.worker;
+        let mut race = Race { client, end, is_lost: &|| self.fleet.is_lost(worker) };
         let mut pooled = self.pool.take(&Place::of(&endpoint));
         let sent = Instant::now();
         let (connection, head) = loop {
@@ -63,25 +71,28 @@ impl Dispatcher {
             _place: place,
             retries,
         };
-        Ok(stream::hold(client, &mut exchange, &mut outbound.share).await?.map(|()| exchange))
+        let is_lost = || self.fleet.is_lost(worker);
+        Ok(stream::hold(client, &mut exchange, &mut outbound.share, &is_lost).await?.map(|()| exchange))
     }
 
     async fn connect(&self, race: &mut Race<'_>, endpoint: &Endpoint) -> Result<Result<Connection, Failure>, Halt> {
-        let mut peer = HttpPeer::new(endpoint.address, false, String::new());
-        peer.options.tcp_keepalive = Some(KEEPALIVE);
         let work = async {
-            let stream = self.transport.new_stream(&peer).await.map_err(|error| error.to_string())?;
-            let Some(name) = endpoint.secure.clone() else { return Ok(Socket::Plain(stream)) };
+            let stream = TcpStream::connect(endpoint.address).await.map_err(|error| error.to_string())?;
+            // A segment that waits for the acknowledgement of the one before it would cost 40 ms.
+            stream.set_nodelay(true).map_err(|error| error.to_string())?;
+            set_tcp_keepalive(&stream, &KEEPALIVE).map_err(|error| error.to_string())?;
+            let Some(name) = endpoint.secure.clone() else { return Ok(Socket::Bare(stream)) };
+            let stream: Box<dyn IO> = Box::new(Stream::from(stream));
             let secured = Towards::new(self.doors.clone(), name).wrap(stream).await;
             secured.map(|stream| Socket::Secure(Box::new(stream.into()))).map_err(|error| format!("TLS: {error}"))
         };
         match race.run(self.upstream.connect_timeout, work).await? {
-            Some(Ok(socket)) => Ok(Ok(Connection::new(socket, Place::of(endpoint)))),
-            Some(Err(error)) => {
+            Ok(Ok(socket)) => Ok(Ok(Connection::new(socket, Place::of(endpoint)))),
+            Ok(Err(error)) => {
                 tracing::debug!(worker = %endpoint.url, %error, "connect failed");
                 Ok(Err(Failure::Unreachable))
             }
-            None => Ok(Err(Failure::Unreachable)),
+            Err(_) => Ok(Err(Failure::Unreachable)),
         }
     }
 
@@ -93,21 +104,22 @@ impl Dispatcher {
         outbound: &Outbound<'_>,
     ) -> Result<Result<ResponseHead, Failure>, Halt> {
         // An engine may answer (413, 401) and close before it has read the whole body: a failed write is not yet the end.
-        let Some(sent) = race.run(self.upstream.first_byte_timeout, connection.send(head, body)).await? else {
-            return Ok(Err(Failure::Late));
+        let sent = match race.run(self.upstream.first_byte_timeout, connection.send(head, body)).await? {
+            Ok(sent) => sent,
+            Err(failure) => return Ok(Err(failure)),
         };
         let bodiless = outbound.head.method() == "HEAD";
         let mut limit = self.upstream.first_byte_timeout;
         let mut informational = 0;
         loop {
             match race.run(limit, connection.read(0)).await? {
-                None => return Ok(Err(Failure::Late)),
-                Some(Ok(n @ 1..)) => {
+                Err(failure) => return Ok(Err(failure)),
+                Ok(Ok(n @ 1..)) => {
                     debug_assert!(n > 0);
                     limit = self.upstream.idle_timeout;
                 }
-                Some(_) if connection.input.is_empty() => return Ok(Err(Failure::Closed)),
-                Some(_) => return Ok(Err(Failure::Cut)),
+                Ok(_) if connection.input.is_empty() => return Ok(Err(Failure::Closed)),
+                Ok(_) => return Ok(Err(Failure::Cut)),
             }
             loop {
                 match response::take(&mut connection.input, bodiless) {
@@ -146,22 +158,29 @@ fn write_head(outbound: &Outbound<'_>, body: &[Bytes], endpoint: &Endpoint) -> V
     out
 }
 
-/// Waits on an engine while watching the client, under one phase's deadline and the exchange's.
+/// Waits on an engine while watching the client and the engine's health, under one phase's deadline and the exchange's.
 struct Race<'a> {
     client: &'a mut Client,
     end: Instant,
+    is_lost: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl Race<'_> {
-    /// `Ok(None)` when the phase's own deadline passed.
-    async fn run<T>(&mut self, limit: Duration, work: impl Future<Output = T>) -> Result<Option<T>, Halt> {
-        self.client.deadline.set(self.end.min(Instant::now() + limit));
-        match self.client.race(work).await {
-            Ok(done) => Ok(Some(done)),
-            Err(Interrupt::Gone) => Err(Halt::Gone),
-            Err(Interrupt::Stopped) => Err(stopping().into()),
-            Err(Interrupt::Late) if Instant::now() >= self.end => Err(overdue().into()),
-            Err(Interrupt::Late) => Ok(None),
+    /// `Late` when the phase's own deadline passed, `Lost` when the engine was found dead before.
+    async fn run<T>(&mut self, limit: Duration, work: impl Future<Output = T>) -> Result<Result<T, Failure>, Halt> {
+        let due = self.end.min(Instant::now() + limit);
+        let mut work = pin!(work);
+        loop {
+            self.client.deadline.set(due.min(Instant::now() + HEALTH_LOOK));
+            match self.client.race(work.as_mut()).await {
+                Ok(done) => return Ok(Ok(done)),
+                Err(Interrupt::Gone) => return Err(Halt::Gone),
+                Err(Interrupt::Stopped) => return Err(stopping().into()),
+                Err(Interrupt::Late) if Instant::now() >= self.end => return Err(overdue().into()),
+                Err(Interrupt::Late) if Instant::now() >= due => return Ok(Err(Failure::Late)),
+                Err(Interrupt::Late) if (self.is_lost)() => return Ok(Err(Failure::Lost)),
+                Err(Interrupt::Late) => {}
+            }
         }
     }
 }

@@ -14,8 +14,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use tokio::io::AsyncWrite;
 
-/// Bytes asked for in one read: a burst of some forty tokens; larger reads follow when a body's length is known.
-const READ: usize = 16 * 1024;
+/// Bytes asked for in one read: some ten tokens. An open stream holds so much for its whole life.
+const READ: usize = 4 * 1024;
+/// The same once a read was filled: a burst. Larger reads follow when a body's length is known.
+const WIDE_READ: usize = 16 * 1024;
 /// One read never asks for more, however long the body.
 const MAX_READ: usize = 256 * 1024;
 
@@ -41,11 +43,13 @@ pub struct Connection {
     pub(super) place: Place,
     /// It has served before, so it may turn out to be closed.
     pub(super) reused: bool,
+    /// Bytes that one read asks for.
+    room: usize,
 }
 
 impl Connection {
     pub(super) fn new(io: Socket, place: Place) -> Self {
-        Self { io, input: BytesMut::new(), place, reused: false }
+        Self { io, input: BytesMut::new(), place, reused: false, room: READ }
     }
 
     /// Still open, and the engine has sent nothing that nobody asked for. Costs no system call on a quiet socket.
@@ -87,11 +91,17 @@ impl Connection {
 
     /// Reads once into `input`, up to about `expected` bytes where so many are known to come; 0 is the end.
     pub async fn read(&mut self, expected: u64) -> io::Result<usize> {
-        let room = usize::try_from(expected).unwrap_or(MAX_READ).clamp(READ, MAX_READ);
-        if self.input.capacity() - self.input.len() < READ / 4 || room > READ {
+        let room = usize::try_from(expected).unwrap_or(MAX_READ).clamp(self.room, MAX_READ);
+        if self.input.capacity() - self.input.len() < self.room / 4 || room > self.room {
             self.input.reserve(room);
         }
-        poll_fn(|cx| poll_read_buf(&mut self.io, &mut self.input, cx)).await
+        let free = self.input.capacity() - self.input.len();
+        let read = poll_fn(|cx| poll_read_buf(&mut self.io, &mut self.input, cx)).await?;
+        if read == free {
+            // Who fills what there is has more to say.
+            self.room = WIDE_READ;
+        }
+        Ok(read)
     }
 }
 

@@ -14,6 +14,8 @@ pub enum Failure {
     Closed,
     /// No first byte, or no further one, within its deadline.
     Late,
+    /// The engine was found dead while its answer was awaited: it failed its health checks, or another process took its place.
+    Lost,
     /// Answered something that is not HTTP/1.1.
     Garbage,
     /// The answer was cut before it was committed.
@@ -23,7 +25,7 @@ pub enum Failure {
 impl Failure {
     /// Trying again costs nothing: no engine has begun to compute, or it is gone with what it computed.
     pub fn is_free(self) -> bool {
-        matches!(self, Self::Removed | Self::Unreachable | Self::Closed)
+        matches!(self, Self::Removed | Self::Unreachable | Self::Closed | Self::Lost)
     }
 
     /// Nothing of the request has reached an engine.
@@ -34,7 +36,8 @@ impl Failure {
     /// What it says about the worker.
     pub fn feedback(self) -> Option<Feedback> {
         match self {
-            Self::Removed => None,
+            // Its health checks have said so.
+            Self::Removed | Self::Lost => None,
             Self::Unreachable => Some(Feedback::ConnectFailed),
             Self::Closed | Self::Late | Self::Garbage | Self::Cut => Some(Feedback::Broken),
         }
@@ -47,6 +50,7 @@ impl Failure {
             Self::Unreachable => (502, "upstream_unreachable", "no engine could be reached"),
             Self::Closed => (502, "upstream_closed", "the engine closed the connection before it answered"),
             Self::Late => (504, "upstream_timeout", "the engine did not answer in time"),
+            Self::Lost => (502, "upstream_lost", "the engine stopped answering"),
             Self::Garbage => (502, "upstream_garbage", "the engine's answer is not valid HTTP/1.1"),
             Self::Cut => (502, "upstream_cut", "the engine broke off its answer"),
         };

@@ -4,10 +4,12 @@
 //! choose ─► admit ─► attempt (pool or connect, send, head) ─► hold until commit ─► Exchange ─► stream
 //!    ▲                     │ failure, busy or 5xx                  │ cut
 //!    └──── (back off) retry: another worker, while attempts, alternatives and the budget last ◄──┘
+//!    └──── nobody left and nothing computed: wait for somebody to come back (outage)  ◄──────────┘
 //! ```
 //!
-//! Connections come from pingora's `TransportConnector`; idle ones are kept here, because pingora's pool spawns a task
-//! and asks the kernel for the peer's address on every use, and knows no bound per engine.
+//! Connections are plain sockets, opened and kept here: pingora's connector puts a read buffer of 64 KiB around each, which
+//! a stream holds for its whole life, and its pool spawns a task and asks the kernel for the peer's address on every use, and knows
+//! no bound per engine.
 //!
 //! Invariants
 //! 1. One reservation per attempt, dropped with it: on retry, on a fault, when the client leaves, at the end.
@@ -23,6 +25,7 @@ mod attempt;
 mod budget;
 mod connection;
 mod failure;
+mod outage;
 mod pool;
 
 pub use admission::Chooser;
@@ -30,7 +33,7 @@ pub use budget::RetryBudget;
 pub use connection::{Body, Connection};
 pub use failure::Failure;
 
-pub(crate) use attempt::overdue;
+pub(crate) use attempt::{HEALTH_LOOK, overdue};
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -47,7 +50,7 @@ use admission::{Place, Places};
 use bytes::Bytes;
 use forebay_common::id::WorkerId;
 use forebay_routing::{Decision, Refusal};
-use pingora_core::connectors::TransportConnector;
+use outage::Outages;
 use pool::Pool;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -68,9 +71,9 @@ pub struct Dispatcher {
     doors: Arc<Doors>,
     upstream: Upstream,
     max_attempts: u32,
-    transport: TransportConnector,
     pool: Pool,
     places: Arc<Places>,
+    outages: Outages,
     budget: RetryBudget,
 }
 
@@ -150,9 +153,9 @@ impl Dispatcher {
             doors,
             upstream: config.upstream.clone(),
             max_attempts: config.routing.max_attempts,
-            transport: TransportConnector::new(None),
             pool: Pool::new(config.upstream.pool_size, clock),
             places: Arc::default(),
+            outages: Outages::default(),
             budget: RetryBudget::new(config.routing.retry_budget, clock),
         }
     }
@@ -179,12 +182,19 @@ impl Dispatcher {
         let mut tried = SmallVec::<[WorkerId; 4]>::new();
         let mut admitted = self.admit(client, outbound, chooser).await?;
         self.budget.count();
+        let (mut attempts, mut sent, mut outlasted) = (0, 0, false);
         loop {
+            attempts += 1;
+            let retries = attempts - 1;
             let worker = admitted.decision.worker;
             tried.push(worker);
-            let retries = tried.len() as u32 - 1;
             let (failure, answer) = match self.attempt(client, outbound, admitted, end, retries).await? {
-                Ok(exchange) if !is_refusal(exchange.head.status) => return Ok(exchange),
+                Ok(exchange) if !is_refusal(exchange.head.status) => {
+                    if outlasted {
+                        self.outages.end(chooser.model());
+                    }
+                    return Ok(exchange);
+                }
                 Ok(exchange) => (None, Some(exchange)),
                 Err(failure) => (Some(failure), None),
             };
@@ -202,7 +212,16 @@ impl Dispatcher {
                 (Some(next), ..) => admitted = next,
                 (None, _, Some(exchange)) => return Ok(exchange),
                 (None, failure, None) => {
-                    return Err(failure.unwrap_or(Failure::Closed).fault(tried.len() as u32).into());
+                    let failure = failure.unwrap_or(Failure::Closed);
+                    sent += u32::from(!failure.is_unsent());
+                    // A request that makes engines die must not do so again and again.
+                    let waits = failure.is_free() && may_repeat(outbound, Some(failure)) && sent < self.max_attempts;
+                    let next = if waits { self.outlast(client, outbound, chooser).await? } else { None };
+                    admitted = next.ok_or_else(|| failure.fault(attempts))?;
+                    // Who comes back is not who failed.
+                    tried.clear();
+                    outlasted = true;
+                    continue;
                 }
             }
             if !free {
@@ -255,12 +274,9 @@ impl Dispatcher {
         waiting > 0 || self.in_flight(worker) > 0
     }
 
-    /// What this gateway has running at `worker`; looked up on failures only.
+    /// What this gateway has running at `worker`.
     fn in_flight(&self, worker: WorkerId) -> u32 {
-        let (view, mut loads) = (self.fleet.view(), Vec::new());
-        self.fleet.local_loads(&view, &mut loads);
-        let position = view.position(worker).map(|position| position as usize);
-        position.and_then(|at| loads.get(at)).map_or(0, |load| load.requests)
+        self.fleet.load_of(worker).requests
     }
 }
 

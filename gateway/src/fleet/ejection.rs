@@ -146,6 +146,13 @@ impl Breaker {
         }
     }
 
+    /// Its probe comes at `at_ms` at the latest.
+    pub(crate) fn hasten(&mut self, at_ms: u64) {
+        if let State::Open { until_ms } = &mut self.state {
+            *until_ms = at_ms.min(*until_ms);
+        }
+    }
+
     /// The engine was replaced: what its predecessor did is forgotten.
     pub(crate) fn reset(&mut self) {
         self.state = State::Closed { failures: 0 };
@@ -216,6 +223,11 @@ impl Pace {
     /// The mean, once it means something.
     pub(crate) fn mean_ms(&self) -> Option<f64> {
         (self.samples >= MIN_SAMPLES).then_some(self.mean_ms)
+    }
+
+    /// Whether it is slow enough to be compared with others at all.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.mean_ms().is_some_and(|mean| mean >= MIN_SLOW_MS)
     }
 
     /// Whether it is `factor` times the median of `others`.
@@ -310,6 +322,20 @@ mod tests {
         let mut young = Pace::default();
         (0..19).for_each(|_| young.observe(60_000.0, 0));
         assert!(!young.is_outlier(5.0, &mut others.clone()), "too few to say");
+    }
+
+    #[test]
+    fn a_probe_can_be_brought_forward_and_not_put_off() {
+        let mut b = breaker();
+        b.hasten(1);
+        assert_eq!(b.due_ms(), None, "there is none to hasten");
+        for _ in 0..3 {
+            b.fail(0);
+        }
+        b.hasten(20_000);
+        assert_eq!(b.due_ms(), Some(10_000));
+        b.hasten(1_000);
+        assert_eq!([b.tick(999), b.tick(1_000)], [Verdict::Same, Verdict::Probe]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod member;
 mod metrics;
 mod news;
 mod owner;
+mod reading;
 mod reservation;
 #[cfg(test)]
 mod tests;
@@ -272,17 +273,6 @@ impl Fleet {
         block::domain(&self.shared.key, &DomainSpec { model: base, tokenizer_digest, block_size, lora, cache_salt })
     }
 
-    /// Own loads parallel to `view.workers`.
-    pub fn local_loads(&self, view: &FleetView, out: &mut Vec<LocalLoad>) {
-        let handles = self.shared.handles.load();
-        out.clear();
-        out.extend(
-            view.workers.iter().map(|worker| {
-                find(&handles, worker.id).map_or_else(LocalLoad::default, |handle| handle.counters.load())
-            }),
-        );
-    }
-
     /// Where `worker` is reached; `None` once it was removed.
     pub fn endpoint(&self, worker: WorkerId) -> Option<Arc<Endpoint>> {
         find(&self.shared.handles.load(), worker)?.endpoint.load_full()
@@ -305,35 +295,6 @@ impl Fleet {
     ) -> Option<Reservation> {
         let counters = find(&self.shared.handles.load(), worker).map(|handle| handle.counters.clone());
         Reservation::take_within(limit, counters, prompt_tokens, uncached_tokens, n)
-    }
-
-    /// Whether `worker` would rather not have one more request now.
-    pub fn readiness(&self, worker: WorkerId) -> Readiness {
-        let handles = self.shared.handles.load();
-        let Some(handle) = find(&handles, worker) else { return Readiness::Willing };
-        let now_ms = self.shared.clock.now_ms();
-        if handle.held_until_ms.load(Ordering::Relaxed) > now_ms {
-            return Readiness::Reluctant;
-        }
-        let warm_at_ms = handle.warm_at_ms.load(Ordering::Relaxed);
-        if warm_at_ms <= now_ms {
-            return Readiness::Willing;
-        }
-        // Its share of what the others have grows with the time that it is back.
-        let left = (warm_at_ms - now_ms) as f64 / (self.shared.slow_start_ms.max(1)) as f64;
-        let others = handles.iter().flatten().filter(|other| other.slot != handle.slot && other.model == handle.model);
-        let warm = others.filter(|other| other.warm_at_ms.load(Ordering::Relaxed) <= now_ms);
-        let (count, sum) =
-            warm.fold((0_u32, 0_u32), |(count, sum), other| (count + 1, sum + other.counters.load().requests));
-        if count == 0 {
-            return Readiness::Willing; // All came at once: nobody is there to compare with.
-        }
-        let fair = f64::from(sum) / f64::from(count) * (1.0 - left);
-        if f64::from(handle.counters.load().requests) < fair.max(1.0) {
-            Readiness::Willing
-        } else {
-            Readiness::Reluctant
-        }
     }
 
     /// Keeps requests away from `worker` for `wait`, as far as others can take them: it has just said that it is busy.

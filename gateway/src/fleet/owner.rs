@@ -10,6 +10,7 @@ use crate::config::resolved::Health;
 use forebay_routing::WorkerId;
 use forebay_routing::event::{Effect, EventRefusal, FleetEvent, FleetState, ServedName, WorkerKey};
 use forebay_routing::view::{CacheKnowledge, EngineLoad, WorkerState};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -17,6 +18,9 @@ use tokio::time::{Duration, Instant, sleep_until};
 
 /// Between two publications that no state change asks for: at most 200 a second.
 const PUBLISH_EVERY: Duration = Duration::from_millis(5);
+
+/// The same for each worker, where these are many: a view costs some 0.1 µs for each, and may take a hundredth of a core.
+const PUBLISH_EVERY_WORKER: Duration = Duration::from_micros(10);
 
 /// How often ejected and draining workers are looked at, while there are any.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -38,6 +42,8 @@ pub(super) struct Owner {
     state: FleetState,
     /// By slot, parallel to the published handles.
     members: Vec<Option<Member>>,
+    /// Slots of ejected and leaving workers.
+    watched: BTreeSet<usize>,
     need: Need,
     /// Whether the published handles differ from the members'.
     handles_changed: bool,
@@ -59,6 +65,7 @@ impl Owner {
             health,
             state: FleetState::new(),
             members: Vec::new(),
+            watched: BTreeSet::new(),
             need: Need::Nothing,
             handles_changed: false,
             answers: Vec::new(),
@@ -71,9 +78,9 @@ impl Owner {
         let mut look = Instant::now() + LOOK_EVERY;
         let mut batch = Vec::with_capacity(EVENTS_PER_TURN);
         loop {
-            let wakes = match (self.need, self.must_look()) {
-                (Need::Soon, true) => Some(look.min(published + PUBLISH_EVERY)),
-                (Need::Soon, false) => Some(published + PUBLISH_EVERY),
+            let wakes = match (self.need, !self.watched.is_empty()) {
+                (Need::Soon, true) => Some(look.min(published + self.pause())),
+                (Need::Soon, false) => Some(published + self.pause()),
                 (_, true) => Some(look),
                 (_, false) => None,
             };
@@ -92,12 +99,17 @@ impl Owner {
                 let need = self.look();
                 self.need = self.need.max(need);
             }
-            if self.need == Need::Now || (self.need == Need::Soon && now >= published + PUBLISH_EVERY) {
+            if self.need == Need::Now || (self.need == Need::Soon && now >= published + self.pause()) {
                 published = now;
                 self.publish();
             }
             self.answer();
         }
+    }
+
+    /// Between two publications that can wait.
+    fn pause(&self) -> Duration {
+        PUBLISH_EVERY.max(PUBLISH_EVERY_WORKER * self.members.len() as u32)
     }
 
     fn answer(&mut self) {
@@ -230,9 +242,13 @@ impl Owner {
         if outcome.is_err() {
             shared.metrics.failed_check(&label);
         }
-        if member.check(outcome, started_ms, now_ms) == Verdict::Eject {
+        let ejected = member.check(outcome, started_ms, now_ms) == Verdict::Eject;
+        if ejected {
             shared.metrics.ejected(&label);
+            let model = member.handle.model.clone();
+            self.hasten(&model);
         }
+        let Some(member) = self.member(worker) else { return Need::Nothing };
         if member.state() == WorkerState::Down {
             shared.metrics.forget_engine(&label);
             self.reduce(FleetEvent::LoadLost { worker }, Need::Soon);
@@ -280,7 +296,7 @@ impl Owner {
     fn look(&mut self) -> Need {
         let now_ms = self.shared.clock.now_ms();
         let mut need = Need::Nothing;
-        for at in 0..self.members.len() {
+        for at in self.watched.iter().copied().collect::<Vec<_>>() {
             let Some(member) = &mut self.members[at] else { continue };
             if member.breaker.tick(now_ms) == Verdict::Probe {
                 member.handle.probe.notify_one();
@@ -290,11 +306,9 @@ impl Owner {
                 need = Need::Now;
             }
         }
+        let members = &self.members;
+        self.watched.retain(|&at| members[at].as_ref().is_some_and(must_look));
         need
-    }
-
-    fn must_look(&self) -> bool {
-        self.members.iter().flatten().any(|member| member.leaving || member.breaker.due_ms().is_some())
     }
 
     fn free(&mut self, at: usize) {
@@ -333,12 +347,18 @@ impl Owner {
     fn show_state(&mut self, id: WorkerId) -> Need {
         let Some(member) = self.member(id) else { return Need::Nothing };
         let (state, worker, label) = (member.state(), member.handle.id(), member.handle.label.clone());
+        let model = member.handle.model.clone();
+        if must_look(member) {
+            self.watched.insert(worker.slot as usize);
+        }
         let need = self.reduce(FleetEvent::StateChanged { worker, state }, Need::Now);
         self.shared.metrics.state(&label, state);
         if need == Need::Now {
             tracing::info!(worker = %label, ?state, "worker changed state");
             if state == WorkerState::Ready {
                 self.warm_up(worker);
+            } else {
+                self.hasten(&model);
             }
         }
         need
@@ -370,4 +390,9 @@ impl Owner {
         all.sort_by(|a, b| (&a.url, a.view.rank).cmp(&(&b.url, b.view.rank)));
         all
     }
+}
+
+/// Whether time alone may change it: its probe comes due, or its last request ends.
+fn must_look(member: &Member) -> bool {
+    member.leaving || member.breaker.due_ms().is_some()
 }

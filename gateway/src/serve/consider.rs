@@ -10,6 +10,7 @@ use crate::tokenize::Outcome;
 use forebay_routing::decision::Reason;
 use forebay_routing::facts::BlockChain;
 use forebay_routing::index::Hits;
+use forebay_routing::shortlist::{Draw, shortlist};
 use forebay_routing::view::{ModelView, WorkerState};
 use forebay_routing::{
     DecideInput, Decision, FleetView, LocalLoad, Policy, Refusal, RequestFacts, WorkerId, block, decide,
@@ -152,22 +153,30 @@ impl Considered {
     }
 
     fn decide(&mut self, gateway: &Gateway, view: &FleetView, exclude: &[WorkerId]) -> Result<Decision, Refusal> {
-        let mut local = Vec::new();
-        gateway.fleet.local_loads(view, &mut local);
         let mut rng = self.rng.clone();
-        let input = DecideInput {
-            facts: &self.facts(),
-            view,
-            local: &local,
-            hits: &self.hits,
-            exclude,
-            cursor: self.cursor,
-            now_ms: gateway.clock.now_ms(),
+        let (facts, hits, cursor) = (self.facts(), &self.hits[..], self.cursor);
+        let mut among = Vec::new();
+        let draw = Draw { policy: self.policy, facts: &facts, view, hits, exclude, cursor };
+        let decide = |among: Option<&[u32]>, rng: &mut fastrand::Rng| {
+            let mut local = Vec::new();
+            match among {
+                Some(positions) => gateway.fleet.local_loads_of(view, positions, &mut local),
+                None => gateway.fleet.local_loads(view, &mut local),
+            }
+            let now_ms = gateway.clock.now_ms();
+            let input = DecideInput { facts: &facts, view, among, local: &local, hits, exclude, cursor, now_ms };
+            decide(self.policy, &input, rng)
         };
-        let decision = decide(self.policy, &input, &mut rng);
-        self.rng = rng;
+        let mut decision = Err(Refusal::NoneReady);
+        if shortlist(&draw, &mut rng, &mut among) {
+            decision = decide(Some(&among), &mut rng);
+        }
+        if decision.is_err() {
+            decision = decide(None, &mut rng);
+        }
         self.load =
-            decision.as_ref().ok().and_then(|chosen| local.get(chosen.position as usize)).copied().unwrap_or_default();
+            decision.as_ref().map_or_else(|_| LocalLoad::default(), |chosen| gateway.fleet.load_of(chosen.worker));
+        self.rng = rng;
         decision
     }
 
@@ -221,7 +230,19 @@ impl Chooser for Scored<'_> {
     fn place(&mut self, decision: &Decision) {
         self.considered.place(self.gateway, &self.gateway.fleet.view(), decision);
     }
+
+    fn renew(&mut self) {
+        let view = self.gateway.fleet.view();
+        self.considered.decision = self.considered.decide(self.gateway, &view, &[]);
+    }
+
+    fn model(&self) -> u32 {
+        self.considered.model
+    }
 }
+
+/// Stands for all models together.
+const ANY_MODEL: u32 = u32::MAX;
 
 /// For what cannot be scored: any ready worker, the one with the least in flight.
 pub(super) struct LeastInFlight<'a>(pub(super) &'a Gateway);
@@ -232,6 +253,12 @@ impl Chooser for LeastInFlight<'_> {
     }
 
     fn place(&mut self, _decision: &Decision) {}
+
+    fn renew(&mut self) {}
+
+    fn model(&self) -> u32 {
+        ANY_MODEL
+    }
 }
 
 fn least_in_flight(gateway: &Gateway, tried: &[WorkerId]) -> Result<Decision, Refusal> {

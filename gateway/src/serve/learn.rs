@@ -9,6 +9,7 @@ use crate::parse::Parsed;
 use crate::stream::{End, Next, Usage};
 use forebay_routing::LocalLoad;
 use forebay_routing::index::CacheReport;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Expected output before any answer was seen.
@@ -31,15 +32,36 @@ impl Gateway {
     }
 }
 
+/// What of a request is needed once its answer has begun. Its text and its token ids are not: they would be held for as long as
+/// the answer streams.
+pub(super) struct Lesson {
+    completions: u32,
+    prompt_tokens: Option<u32>,
+    sample: Option<(Parsed, Arc<[u32]>)>,
+}
+
+impl Lesson {
+    /// Lets go of everything else.
+    pub(super) fn keep(gateway: &Gateway, parsed: Parsed, considered: &mut Considered) -> Self {
+        let ids = match considered.tokens.take() {
+            Some(crate::tokenize::Outcome::Tokens(ids)) => Some(ids),
+            _ => None,
+        };
+        let prompt_tokens = ids.as_ref().map(|ids| u32::try_from(ids.len()).unwrap_or(u32::MAX));
+        Self { completions: parsed.n.max(1), prompt_tokens, sample: gateway.sample(parsed, ids.as_ref()) }
+    }
+}
+
 /// Feeds rates, index and token parity from an answer that came through.
-pub(super) fn learn(gateway: &Gateway, parsed: &Parsed, considered: &Considered, exchange: &Exchange, end: &End) {
+pub(super) fn learn(gateway: &Gateway, lesson: Lesson, considered: &Considered, exchange: &Exchange, end: &End) {
     let served = end.outcome == Outcome::Ok && exchange.head.status < 300;
     let (true, Some(usage)) = (served, exchange.progress.usage()) else { return };
-    gateway.learn_output(exchange.progress.output_tokens() / parsed.n.max(1));
-    if let Some(crate::tokenize::Outcome::Tokens(ids)) = &considered.tokens {
-        let ours = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+    gateway.learn_output(exchange.progress.output_tokens() / lesson.completions);
+    if let Some(ours) = lesson.prompt_tokens {
         gateway.tokenizers.observe_prompt_tokens(&considered.tokenizer, ours, usage.prompt_tokens);
-        gateway.sample(&considered.tokenizer, parsed, ids, &exchange.endpoint.url);
+    }
+    if let Some(sample) = lesson.sample {
+        gateway.compare(&considered.tokenizer, sample, &exchange.endpoint.url);
     }
     confirm(gateway, considered, exchange, usage);
 }

@@ -45,13 +45,16 @@ impl Gateway {
         });
     }
 
-    /// Queues one request's ids for comparison, if its turn has come.
-    pub(super) fn sample(&self, tokenizer: &Arc<str>, parsed: &Parsed, ids: &Arc<[u32]>, base_url: &str) {
-        if parsed.body.len() <= MAX_BODY && self.tokenizers.samples() {
-            let (tokenizer, base_url) = (tokenizer.clone(), base_url.to_owned());
-            let sample = Sample { tokenizer, parsed: parsed.clone(), ids: ids.clone(), base_url };
-            // A full queue means that engines answer slowly: this request is then simply none of the sample.
-            let _ = self.samples.queue.try_send(sample);
-        }
+    /// What of a request is kept until its answer has ended: all of it where its turn to be compared has come.
+    pub(super) fn sample(&self, parsed: Parsed, ids: Option<&Arc<[u32]>>) -> Option<(Parsed, Arc<[u32]>)> {
+        let ids = ids.filter(|_| parsed.body.len() <= MAX_BODY && self.tokenizers.samples())?.clone();
+        Some((parsed, ids))
+    }
+
+    /// Queues a sampled request for comparison.
+    pub(super) fn compare(&self, tokenizer: &Arc<str>, (parsed, ids): (Parsed, Arc<[u32]>), base_url: &str) {
+        let sample = Sample { tokenizer: tokenizer.clone(), parsed, ids, base_url: base_url.to_owned() };
+        // A full queue means that engines answer slowly: this request is then simply none of the sample.
+        let _ = self.samples.queue.try_send(sample);
     }
 }

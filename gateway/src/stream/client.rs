@@ -10,8 +10,9 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Duration, Instant};
 
-/// Bytes read at a time, and the first read of every request: head and body of a small chat arrive together.
-const READ: usize = 8 * 1024;
+/// Bytes read at a time, and the first read of every request: head and body of a small chat arrive together. A connection holds
+/// so much for its whole life; longer bodies are read into a buffer of their own.
+const READ: usize = 4 * 1024;
 /// Room kept while only the end of the connection is expected: small, so that watching for it allocates nothing.
 const PROBE: usize = 64;
 /// Bytes of following requests that a client may send while one is being served; then it is no longer read from (and

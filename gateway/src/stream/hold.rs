@@ -3,20 +3,22 @@
 use super::client::{Client, Interrupt};
 use super::drain::stopping;
 use super::{MAX_HELD_EVENTS, MAX_HELD_WHOLE, Reading, Usage};
-use crate::dispatch::{Body, Exchange, Failure, overdue};
+use crate::dispatch::{Body, Exchange, Failure, HEALTH_LOOK, overdue};
 use crate::error::Halt;
 use crate::http1::Malformed;
 use crate::limits::Share;
 use tokio::time::Instant;
 
-/// Reads until the answer is committed. The inner error is a failure after which another engine may be tried, the outer
+/// Reads until the answer is committed; `is_lost` says whether the engine was found dead meanwhile. The inner error is a failure after which another engine may be tried, the outer
 /// one ends the request.
 pub async fn hold(
     client: &mut Client,
     exchange: &mut Exchange,
     share: &mut Share,
+    is_lost: &(dyn Fn() -> bool + Sync),
 ) -> Result<Result<(), Failure>, Halt> {
     let mut counted = 0;
+    let mut due = exchange.end.min(Instant::now() + exchange.idle_timeout);
     loop {
         let committed = match exchange.progress.reading {
             Reading::Through => Ok(true),
@@ -28,15 +30,17 @@ pub async fn hold(
             Ok(false) => {}
             Err(_) => return Ok(Err(Failure::Garbage)),
         }
-        client.deadline.set(exchange.end.min(Instant::now() + exchange.idle_timeout));
+        client.deadline.set(due.min(Instant::now() + HEALTH_LOOK));
         match client.race(exchange.connection.read(exchange.body.expected())).await {
-            Ok(Ok(n)) if n > 0 => {}
+            Ok(Ok(n)) if n > 0 => due = exchange.end.min(Instant::now() + exchange.idle_timeout),
             Ok(_) if exchange.body.close() => {}
             Ok(_) => return Ok(Err(Failure::Cut)),
             Err(Interrupt::Gone) => return Err(Halt::Gone),
             Err(Interrupt::Stopped) => return Err(stopping().into()),
             Err(Interrupt::Late) if Instant::now() >= exchange.end => return Err(overdue().into()),
-            Err(Interrupt::Late) => return Ok(Err(Failure::Late)),
+            Err(Interrupt::Late) if Instant::now() >= due => return Ok(Err(Failure::Late)),
+            Err(Interrupt::Late) if is_lost() => return Ok(Err(Failure::Lost)),
+            Err(Interrupt::Late) => {}
         }
     }
 }

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
 /// Asked of the system on both sides, because a peer that vanished without a word looks like one that thinks: after a minute of
@@ -21,8 +22,10 @@ pub(crate) const KEEPALIVE: TcpKeepalive = TcpKeepalive {
 
 /// What requests are read from and answers written to.
 pub enum Socket {
-    /// In the clear.
+    /// In the clear, as the listener gives it.
     Plain(Stream),
+    /// In the clear, with nothing around it.
+    Bare(TcpStream),
     /// TLS, of either side.
     Secure(Box<TlsStream<Stream>>),
     /// One request of an HTTP/2 connection.
@@ -46,6 +49,7 @@ impl Socket {
         };
         match self {
             Self::Plain(stream) => Peer { address: of(stream), secure: false },
+            Self::Bare(stream) => Peer { address: stream.peer_addr().ok(), secure: false },
             Self::Secure(stream) => Peer { address: of(stream.get_ref().0), secure: true },
             Self::Multiplexed(pipe) => pipe.peer(),
         }
@@ -53,7 +57,7 @@ impl Socket {
 
     /// Whether what was written may wait inside until it is flushed. A plain socket holds nothing back.
     pub fn holds_back(&self) -> bool {
-        !matches!(self, Self::Plain(_))
+        !matches!(self, Self::Plain(_) | Self::Bare(_))
     }
 }
 
@@ -61,6 +65,7 @@ impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Bare(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Secure(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Multiplexed(pipe) => Pin::new(pipe).poll_read(cx, buf),
         }
@@ -71,6 +76,7 @@ impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Bare(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Secure(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Multiplexed(pipe) => Pin::new(pipe).poll_write(cx, buf),
         }
@@ -83,6 +89,7 @@ impl AsyncWrite for Socket {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Bare(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Self::Secure(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Self::Multiplexed(pipe) => Pin::new(pipe).poll_write_vectored(cx, bufs),
         }
@@ -91,6 +98,7 @@ impl AsyncWrite for Socket {
     fn is_write_vectored(&self) -> bool {
         match self {
             Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Bare(stream) => stream.is_write_vectored(),
             Self::Secure(stream) => stream.is_write_vectored(),
             Self::Multiplexed(_) => false,
         }
@@ -99,6 +107,7 @@ impl AsyncWrite for Socket {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Bare(stream) => Pin::new(stream).poll_flush(cx),
             Self::Secure(stream) => Pin::new(stream).poll_flush(cx),
             Self::Multiplexed(pipe) => Pin::new(pipe).poll_flush(cx),
         }
@@ -107,6 +116,7 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Bare(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Secure(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Multiplexed(pipe) => Pin::new(pipe).poll_shutdown(cx),
         }

@@ -1,7 +1,7 @@
 //! A scripted engine: real HTTP for the gateway's probes, and for everything else what the test says, byte by byte.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -68,6 +68,8 @@ struct State {
     mode: Mutex<Mode>,
     stop: CancellationToken,
     accepting: Semaphore,
+    /// Answers no probe.
+    sick: AtomicBool,
 }
 
 /// What happens instead of the script.
@@ -90,21 +92,28 @@ impl Engine {
     }
 
     pub async fn serving(model: &'static str, script: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> Self {
-        Self::listening(model, 1024, script)
+        Self::listening(model, "127.0.0.1:0".parse().unwrap(), 1024, script)
+    }
+
+    /// An engine in the place of one that has died.
+    pub fn at(address: SocketAddr, script: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> Self {
+        Self::listening("m", address, 1024, script)
     }
 
     /// An engine whose kernel queue holds next to nothing, for [`Engine::stop_accepting`].
     pub fn narrow(script: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static) -> Self {
-        Self::listening("m", 1, script)
+        Self::listening("m", "127.0.0.1:0".parse().unwrap(), 1, script)
     }
 
     fn listening(
         model: &'static str,
+        address: SocketAddr,
         backlog: u32,
         script: impl Fn(&Seen) -> Vec<Step> + Send + Sync + 'static,
     ) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
-        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(address).unwrap();
         let listener = socket.listen(backlog).unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State {
@@ -117,6 +126,7 @@ impl Engine {
             mode: Mutex::default(),
             stop: CancellationToken::new(),
             accepting: Semaphore::new(1),
+            sick: AtomicBool::new(false),
         });
         let engine = Self { address, state };
         let accepting = engine.clone();
@@ -141,6 +151,11 @@ impl Engine {
         while TcpStream::connect(self.address).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// From now on answers no probe, as a process that hangs.
+    pub fn fall_sick(&self) {
+        self.state.sick.store(true, Ordering::SeqCst);
     }
 
     /// From now on accepts nothing, so that connecting neither succeeds nor fails; the queue is filled with what is
@@ -228,7 +243,7 @@ impl Engine {
             }
             let Some(body) = read_body(&mut socket, &head, &mut buf).await else { return };
             if let Some(answer) = self.probe(&head) {
-                let _ = socket.write_all(answer.as_bytes()).await;
+                self.answer_probe(&mut socket, &answer).await;
                 continue;
             }
             let connection = *number.get_or_insert_with(|| self.state.connections.fetch_add(1, Ordering::SeqCst));
@@ -260,6 +275,13 @@ impl Engine {
                 }
             }
         }
+    }
+
+    async fn answer_probe(&self, socket: &mut TcpStream, answer: &str) {
+        if self.state.sick.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        let _ = socket.write_all(answer.as_bytes()).await;
     }
 
     fn probe(&self, head: &str) -> Option<String> {

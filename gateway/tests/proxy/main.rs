@@ -16,6 +16,7 @@ mod golden;
 mod headers;
 mod hostile;
 mod limits;
+mod outage;
 mod resilience;
 mod retry;
 mod rig;

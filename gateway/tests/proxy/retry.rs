@@ -58,6 +58,24 @@ async fn an_engine_that_is_gone_is_replaced() {
 }
 
 #[tokio::test]
+async fn an_engine_that_takes_no_connection_in_time_is_replaced() {
+    let (first, second) = (Engine::narrow(|_| vec![write(json(200, "{\"by\":\"a\"}"))]), good("b").await);
+    let rig = Rig::with(&[&first, &second], |config| {
+        config.upstream.connect_timeout = std::time::Duration::from_millis(300);
+        // Its idle connection from the last request would serve.
+        config.upstream.pool_size = 0;
+    })
+    .await;
+    let _crowd = first.stop_accepting().await;
+    let mut client = rig.client().await;
+    for _ in 0..4 {
+        client.chat(CHAT).await;
+        assert_eq!(client.answer().await.text(), "{\"by\":\"b\"}");
+    }
+    rig.wait_idle().await;
+}
+
+#[tokio::test]
 async fn when_all_are_busy_the_engines_own_answer_is_passed_on() {
     let busy = || bad(vec![write("HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 4\r\n\r\nbusy")]);
     let (first, second) = (busy().await, busy().await);
@@ -126,6 +144,42 @@ async fn connections_are_used_again() {
         client.answer().await;
     }
     assert!(engine.seen().iter().all(|seen| seen.connection == 0));
+}
+
+#[tokio::test]
+async fn no_more_idle_connections_are_kept_than_may_be() {
+    let bell = Arc::new(Notify::new());
+    let steps = vec![Step::Wait(bell.clone()), write(json(200, "{}"))];
+    let engine = Engine::start(move |_| steps.clone()).await;
+    let rig = Rig::with(&[&engine], |config| config.upstream.pool_size = 1).await;
+    let mut clients = Vec::new();
+    for round in 1..=2 {
+        clients.clear();
+        for _ in 0..3 {
+            let mut client = rig.client().await;
+            client.chat(CHAT).await;
+            clients.push(client);
+        }
+        engine.wait_seen(3 * round).await;
+        let ring = async {
+            loop {
+                bell.notify_waiters();
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        let answers = async {
+            for client in &mut clients {
+                assert_eq!(client.answer().await.status, 200);
+            }
+        };
+        tokio::select! {
+            () = answers => {}
+            () = ring => {}
+        }
+        rig.wait_idle().await;
+    }
+    let connections: std::collections::BTreeSet<usize> = engine.seen().iter().map(|seen| seen.connection).collect();
+    assert_eq!(connections.len(), 5, "of three that ended one was kept");
 }
 
 #[tokio::test]

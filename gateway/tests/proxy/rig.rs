@@ -73,6 +73,7 @@ pub fn config() -> Config {
             pool_size: 64,
             max_concurrency: None,
             max_queue: 16,
+            outage_timeout: Duration::ZERO,
             queue_timeout: long,
             ca_file: None,
             certificate_file: None,
@@ -193,7 +194,8 @@ impl Rig {
     /// Every reservation and every buffered byte is given back.
     pub async fn wait_idle(&self) {
         for _ in 0..2_000 {
-            if self.in_flight() == 0 && self.gateway.limits.buffered() == 0 {
+            let limits = &self.gateway.limits;
+            if self.in_flight() == 0 && limits.buffered() == 0 && self.gateway.dispatcher.queued() == 0 {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

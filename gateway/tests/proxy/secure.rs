@@ -423,6 +423,35 @@ async fn limits_hold_for_http2_too() {
 }
 
 #[tokio::test]
+async fn no_more_streams_run_at_once_than_were_agreed_upon() {
+    let bell = Arc::new(tokio::sync::Notify::new());
+    let steps = vec![Step::Wait(bell.clone()), write(json(200, "{}"))];
+    let engine = Engine::start(move |_| steps.clone()).await;
+    let rig = Rig::with(&[&engine], |config| config.listen.max_streams = 2).await;
+    let sender = clear(&rig).await;
+    // What the gateway allows is known with its first answer.
+    let known = post(&sender, CHAT);
+    let ring = async {
+        engine.wait_seen(1).await;
+        bell.notify_one();
+    };
+    assert_eq!(tokio::join!(known, ring).0.0.status(), 200);
+    let asked = async { tokio::join!(post(&sender, CHAT), post(&sender, CHAT), post(&sender, CHAT)) };
+    let ring = async {
+        engine.wait_seen(3).await;
+        assert_eq!(rig.in_flight(), 2, "the third is not even sent");
+        bell.notify_one();
+        engine.wait_seen(4).await;
+        while rig.in_flight() > 0 {
+            bell.notify_one();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let ((one, two, three), ()) = tokio::join!(asked, ring);
+    assert!([one, two, three].iter().all(|(answer, _)| answer.status() == 200));
+}
+
+#[tokio::test]
 async fn who_starts_streams_only_to_reset_them_is_sent_away() {
     let engine = Engine::start(|_| vec![Step::UntilClosed]).await;
     let rig = Rig::start(&[&engine]).await;

@@ -103,6 +103,7 @@ impl Scene {
         look(&DecideInput {
             facts: &facts,
             view: &view,
+            among: None,
             local: &self.local,
             hits: if self.exact { &hits } else { &[] },
             exclude: &self.exclude,

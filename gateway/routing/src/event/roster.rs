@@ -5,7 +5,7 @@ use super::{
     WorkerKey,
 };
 use crate::WorkerId;
-use crate::rates::{Fit, Observation, PRIOR};
+use crate::rates::{Fit, Observation, PRIOR, Rates};
 use crate::view::{CacheKnowledge, EngineLoad, FabricLoad, FleetView, KernelLoad, ModelView, WorkerState, WorkerView};
 use hashbrown::HashMap;
 use std::collections::{BTreeSet, VecDeque};
@@ -118,33 +118,22 @@ impl FleetState {
     pub fn view(&self) -> FleetView {
         let mut positions = vec![u32::MAX; self.slots.len()];
         let mut workers = Vec::with_capacity(self.by_key.len());
+        // Workers of one class mostly follow each other.
+        let mut class: Option<(&(String, Option<String>), Rates)> = None;
         for (slot, entry) in self.slots.iter().enumerate() {
             let Some(tenant) = &entry.tenant else { continue };
             if let Some(position) = positions.get_mut(slot) {
                 *position = workers.len() as u32;
             }
-            workers.push(self.view_worker(WorkerId::new(slot as u32, entry.generation), tenant));
+            let class_rates = match class {
+                Some((known, rates)) if *known == tenant.class => rates,
+                _ => self.classes.get(&tenant.class).map_or(PRIOR, |class| class.fit.rates(&PRIOR)),
+            };
+            class = Some((&tenant.class, class_rates));
+            workers.push(view_worker(WorkerId::new(slot as u32, entry.generation), tenant, &class_rates));
         }
         let models = self.models.iter().map(|model| view_model(model, &positions, &workers)).collect();
         FleetView { version: self.version, workers, models }
-    }
-
-    fn view_worker(&self, id: WorkerId, tenant: &Tenant) -> WorkerView {
-        let class_rates = self.classes.get(&tenant.class).map_or(PRIOR, |class| class.fit.rates(&PRIOR));
-        WorkerView {
-            id,
-            affinity: tenant.affinity,
-            rank: tenant.key.rank,
-            state: tenant.state,
-            block_size: tenant.block_size,
-            capacity_blocks: tenant.capacity_blocks,
-            cache: tenant.cache,
-            engine: tenant.engine,
-            kernel: tenant.kernel,
-            fabric: tenant.fabric,
-            rates: tenant.fit.rates(&class_rates),
-            typical_tokens: tenant.fit.typical_tokens(),
-        }
     }
 
     fn tenant(&self, worker: WorkerId) -> Option<&Tenant> {
@@ -344,6 +333,23 @@ fn learn_cache(tenant: &mut Tenant, block_size: Option<u32>, capacity_blocks: Op
     tenant.block_size = block_size.or(tenant.block_size);
     tenant.capacity_blocks = capacity_blocks.or(tenant.capacity_blocks);
     if before == (tenant.block_size, tenant.capacity_blocks) { Effect::Unchanged } else { Effect::Changed }
+}
+
+fn view_worker(id: WorkerId, tenant: &Tenant, class_rates: &Rates) -> WorkerView {
+    WorkerView {
+        id,
+        affinity: tenant.affinity,
+        rank: tenant.key.rank,
+        state: tenant.state,
+        block_size: tenant.block_size,
+        capacity_blocks: tenant.capacity_blocks,
+        cache: tenant.cache,
+        engine: tenant.engine,
+        kernel: tenant.kernel,
+        fabric: tenant.fabric,
+        rates: tenant.fit.rates(class_rates),
+        typical_tokens: tenant.fit.typical_tokens(),
+    }
 }
 
 fn view_model(model: &Model, positions: &[u32], workers: &[WorkerView]) -> ModelView {

@@ -5,10 +5,15 @@
 
 use super::super::Feedback;
 use super::super::ejection::{Pace, Verdict};
+use super::super::member::Member;
 use super::{Need, Owner};
 use forebay_routing::WorkerId;
 use forebay_routing::event::FleetEvent;
 use forebay_routing::rates::Observation;
+use forebay_routing::view::WorkerState;
+
+/// Until the probe of an ejected worker whose model has nobody left: requests wait for it.
+const LONELY_PROBE_MS: u64 = 1_000;
 
 impl Owner {
     pub(super) fn feed_back(&mut self, worker: WorkerId, feedback: Feedback) -> Need {
@@ -53,10 +58,28 @@ impl Owner {
         self.show_state(worker)
     }
 
+    /// A model without a ready worker has its ejected ones looked at soon.
+    pub(super) fn hasten(&mut self, model: &str) {
+        let of_model = |member: &&mut Member| &*member.handle.model == model;
+        if self
+            .members
+            .iter()
+            .flatten()
+            .any(|member| &*member.handle.model == model && member.state() == WorkerState::Ready)
+        {
+            return;
+        }
+        let at_ms = self.shared.clock.now_ms() + LONELY_PROBE_MS;
+        self.members.iter_mut().flatten().filter(of_model).for_each(|member| member.breaker.hasten(at_ms));
+    }
+
     /// Takes out a worker whose first tokens take many times as long as those of its model's other workers.
     fn judge_pace(&mut self, worker: WorkerId) -> Need {
         let factor = self.health.eject_ttft_factor;
         let Some(member) = self.member(worker) else { return Need::Nothing };
+        if !member.pace.is_slow() {
+            return Need::Nothing;
+        }
         let (pace, model, slot) = (member.pace, member.handle.model.clone(), worker.slot);
         let peers =
             self.members.iter().flatten().filter(|other| other.handle.model == model && other.handle.slot != slot);
