@@ -207,7 +207,9 @@ impl Dispatcher {
             let may = !queued && (tried.len() as u32) < self.max_attempts && may_repeat(outbound, failure);
             let next = if may { self.try_admit(outbound, chooser, &tried).ok() } else { None };
             let free = is_free(failure, answer.as_ref());
-            let next = next.filter(|_| free || self.budget.try_retry(worker, self.in_flight(worker).max(1)));
+            // A failed attempt has given its reservation back, but was in flight too.
+            let given_back = u32::from(answer.is_none());
+            let next = next.filter(|_| free || self.budget.try_retry(worker, self.in_flight(worker) + given_back));
             match (next, failure, answer) {
                 (Some(next), ..) => admitted = next,
                 (None, _, Some(exchange)) => return Ok(exchange),
@@ -215,7 +217,12 @@ impl Dispatcher {
                     let failure = failure.unwrap_or(Failure::Closed);
                     sent += u32::from(!failure.is_unsent());
                     // A request that makes engines die must not do so again and again.
-                    let waits = failure.is_free() && may_repeat(outbound, Some(failure)) && sent < self.max_attempts;
+                    let again = may_repeat(outbound, Some(failure)) && sent < self.max_attempts;
+                    // What an engine had begun to say when it died is gone with it, but it had computed.
+                    let afforded = || {
+                        failure == Failure::Cut && self.budget.try_retry(worker, self.in_flight(worker) + given_back)
+                    };
+                    let waits = again && (failure.is_free() || afforded());
                     let next = if waits { self.outlast(client, outbound, chooser).await? } else { None };
                     admitted = next.ok_or_else(|| failure.fault(attempts))?;
                     // Who comes back is not who failed.

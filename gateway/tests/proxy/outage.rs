@@ -1,7 +1,7 @@
 //! Engines that die for a moment, or live on as far as the kernel knows and answer nobody.
 
-use crate::client::CHAT;
-use crate::engine::{Engine, Step, json, write};
+use crate::client::{CHAT, STREAM};
+use crate::engine::{EVENTS, Engine, ROLE, Step, frame, json, whole_stream, write};
 use crate::rig::Rig;
 use forebay_routing::view::WorkerState;
 use std::sync::Arc;
@@ -23,7 +23,13 @@ async fn wait_state(rig: &Rig, state: WorkerState) {
 
 #[tokio::test]
 async fn a_model_that_loses_its_only_engine_for_a_moment_loses_no_request() {
-    let engine = Engine::start(|_| vec![Step::UntilClosed]).await;
+    // Some have had a head and a frame without output, which is nothing to a client.
+    let engine = Engine::start(|seen| {
+        let streams = seen.body.windows(6).any(|part| part == b"stream");
+        let said = if streams { format!("{EVENTS}{}", frame(ROLE)) } else { String::new() };
+        vec![write(said), Step::UntilClosed]
+    })
+    .await;
     let rig = Rig::with(&[&engine], |config| {
         config.upstream.outage_timeout = Duration::from_secs(60);
         config.health.eject_after = 2;
@@ -31,19 +37,24 @@ async fn a_model_that_loses_its_only_engine_for_a_moment_loses_no_request() {
     })
     .await;
     let mut clients = Vec::new();
-    for _ in 0..REQUESTS {
+    for number in 0..REQUESTS {
         let mut client = rig.client().await;
-        client.chat(CHAT).await;
+        client.chat(if number % 2 == 0 { CHAT } else { STREAM }).await;
         clients.push(client);
     }
     engine.wait_seen(REQUESTS).await;
+    // The frames are read by then: only the engine's end is still to be seen.
+    tokio::time::sleep(Duration::from_millis(300)).await;
     engine.stop_listening().await;
     wait_state(&rig, WorkerState::Ejected).await;
     // Who comes now finds nobody, and waits with the others.
     let mut late = rig.client().await;
     late.chat(CHAT).await;
     clients.push(late);
-    let again = Engine::at(engine.address, |_| vec![write(json(200, "{}"))]);
+    let again = Engine::at(engine.address, |seen| {
+        let streams = seen.body.windows(6).any(|part| part == b"stream");
+        vec![write(if streams { whole_stream(&["a"]).into_bytes() } else { json(200, "{}") })]
+    });
     for client in &mut clients {
         assert_eq!(client.answer().await.status, 200);
     }
