@@ -89,6 +89,9 @@ pub enum Refusal {
     /// Hashed for another block size.
     #[error("the request was hashed for blocks of another size")]
     BlockSize,
+    /// Not one hash for each complete block.
+    #[error("the request needs one hash for each complete block of prompt and output")]
+    Hashes,
 }
 
 /// How much an engine is doing. Instantaneous.
@@ -191,12 +194,15 @@ impl Model {
 
     /// Queues `request`, which arrived at `now_us`.
     pub fn submit(&mut self, now_us: u64, request: Request) -> Result<(), Refusal> {
-        let tokens = request.prompt().len() + request.output().len();
-        if request.prompt().is_empty() || request.output().is_empty() {
+        let tokens = request.prompt_tokens() + request.output_tokens();
+        if request.prompt_tokens() == 0 || request.output_tokens() == 0 {
             return Err(Refusal::Empty);
         }
         if request.block_tokens() != self.limits.block_tokens {
             return Err(Refusal::BlockSize);
+        }
+        if request.hashes().len() != tokens / self.limits.block_tokens {
+            return Err(Refusal::Hashes);
         }
         if tokens > self.limits.max_model_tokens {
             return Err(Refusal::TooLong { tokens, limit: self.limits.max_model_tokens });
@@ -230,6 +236,33 @@ impl Model {
     /// What the engine is doing between steps.
     pub fn load(&self) -> Load {
         Load { running: self.running.len(), waiting: self.waiting.len(), used_blocks: self.pool.used() }
+    }
+
+    /// From the next step on, every step takes what the curve says divided by `speedup`; one that cannot be is ignored.
+    pub fn set_speedup(&mut self, speedup: f64) {
+        if speedup.is_finite() && speedup > 0.0 {
+            self.speedup = speedup;
+        }
+    }
+
+    /// Leading tokens of a prompt that the cache could serve now.
+    pub fn findable_tokens(&self, hashes: &[BlockHash], prompt_tokens: usize) -> usize {
+        self.pool.longest_prefix(hashes, prompt_tokens).len() * self.limits.block_tokens
+    }
+
+    /// Prompt tokens still to compute of the requests that are here, as (tokens before, tokens to compute), in no order. A
+    /// waiting request counts with what the cache could serve it now.
+    pub fn pending_prefill(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let running = self.running.iter().filter_map(|id| {
+            let sequence = self.sequences.get(id).filter(|sequence| !sequence.decoding)?;
+            Some((sequence.computed, sequence.known().saturating_sub(sequence.computed)))
+        });
+        let waiting = self.waiting.iter().filter_map(|id| {
+            let sequence = self.sequences.get(id)?;
+            let cached = self.findable_tokens(sequence.request.hashes(), sequence.known());
+            Some((cached, sequence.known() - cached))
+        });
+        running.chain(waiting)
     }
 
     /// The limits it was built with.

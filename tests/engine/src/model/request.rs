@@ -37,6 +37,8 @@ pub struct Request {
     domain: Domain,
     hashes: Arc<[BlockHash]>,
     block_tokens: usize,
+    prompt_tokens: usize,
+    output_tokens: usize,
 }
 
 impl Request {
@@ -51,7 +53,33 @@ impl Request {
     ) -> Self {
         let tokens = prompt.iter().chain(output.iter()).copied();
         let hashes = hash::chain(&domain, tokens, block_tokens.max(1)).into();
-        Self { id, prompt, output, finish, domain, hashes, block_tokens }
+        let (prompt_tokens, output_tokens) = (prompt.len(), output.len());
+        Self { id, prompt, output, finish, domain, hashes, block_tokens, prompt_tokens, output_tokens }
+    }
+
+    /// A request of which only lengths and block hashes are known, as traces have them: [`Self::prompt`],
+    /// [`Self::output`] and the tokens of its cache events are empty. `hashes` has one entry for each complete block of
+    /// prompt followed by output; equal ones must stand for equal prefixes.
+    pub fn from_hashes(
+        id: RequestId,
+        prompt_tokens: usize,
+        output_tokens: usize,
+        finish: FinishReason,
+        hashes: Arc<[BlockHash]>,
+        block_tokens: usize,
+    ) -> Self {
+        let nothing: Arc<[u32]> = Arc::from([]);
+        Self {
+            id,
+            prompt: nothing.clone(),
+            output: nothing,
+            finish,
+            domain: Domain::default(),
+            hashes,
+            block_tokens,
+            prompt_tokens,
+            output_tokens,
+        }
     }
 
     /// Its name.
@@ -62,6 +90,16 @@ impl Request {
     /// Prompt token ids.
     pub fn prompt(&self) -> &Arc<[u32]> {
         &self.prompt
+    }
+
+    /// Length of the prompt, tokens.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// Length of the output, tokens.
+    pub fn output_tokens(&self) -> usize {
+        self.output_tokens
     }
 
     /// Output token ids.
@@ -132,6 +170,6 @@ impl Sequence {
 
     /// Tokens whose ids are known: the prompt and what was produced.
     pub(super) fn known(&self) -> usize {
-        self.request.prompt.len() + self.produced
+        self.request.prompt_tokens + self.produced
     }
 }

@@ -96,7 +96,7 @@ impl Model {
             outcome.admitted.push(Admitted {
                 id,
                 cached_tokens: cached,
-                prompt_tokens: sequence.request.prompt().len(),
+                prompt_tokens: sequence.request.prompt_tokens(),
                 waited_us: now_us.saturating_sub(sequence.queued_at_us),
                 resumed: sequence.preempted,
             });
@@ -168,7 +168,7 @@ impl Model {
             sequence.decoding = true;
             let position = sequence.produced;
             sequence.produced += 1;
-            let ended = sequence.produced == sequence.request.output().len();
+            let ended = sequence.produced == sequence.request.output_tokens();
             let finish = ended.then(|| sequence.request.finish());
             outcome.produced.push(Produced { id: slice.id, position, finish });
         }
