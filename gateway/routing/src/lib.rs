@@ -17,7 +17,7 @@
 //! | [`index`] | who holds which block, by events, own placements or guess; [`index::ledger`] per event feed |
 //! | [`event`] | the fleet as a reducer: identities, states, models, readings |
 //! | [`view`] | the immutable snapshot that decisions read |
-//! | [`rates`] | how long a worker takes, learned robustly |
+//! | [`rates`] | how long a worker takes, learned robustly; equal workers are equal |
 //! | [`score`] | what a choice costs, one function for each term |
 //! | [`foreign`] | what load that only the kernel sees adds to it |
 //! | [`decision`] | the six policies, refusals, explanations |

@@ -1,7 +1,7 @@
 //! How long a worker takes: prefill and decode rates, learned robustly.
 //!
-//! prefill_ms(c, u) = α·((c+u)² − c²) + β·u + γ for `u` tokens computed after `c` cached ones. [`Fit`] is a weighted least
-//! squares fit of the three coefficients that
+//! prefill_ms(c, u) = α·((c+u)² − c²) + β·u + γ for `u` tokens computed after `c` cached ones; a decode step grows with the
+//! tokens of context in flight (`decode`). [`Fit`] is a weighted least squares fit of the coefficients that
 //! - starts at a prior and is shrunk to it with the strength of a few observations: a worker to its hardware class, a class
 //!   to [`PRIOR`], so that one short prompt never decides how a long one is predicted;
 //! - weighs errors relative to the prediction (a long prompt does not drown the short ones), clips them, and down-weights
@@ -10,10 +10,12 @@
 //! - takes a time to first token only from an idle worker, or corrects it by the queue that stood there, and never learns
 //!   from values that cannot be true ([`Observation`] says which).
 
+mod decode;
 #[cfg(test)]
 mod tests;
 
 use crate::view::LocalLoad;
+use decode::DecodeFit;
 
 /// prefill_ms(c, u) = α·((c+u)² − c²) + β·u + γ; decode step in ms.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,11 +28,22 @@ pub struct Rates {
     pub gamma: f64,
     /// Decode step, ms per token of one request at the present load.
     pub decode_ms: f64,
+    /// Added to every decode step by each token of context in flight, ms.
+    pub context_ms: f64,
 }
 
 /// Where everything starts: the curve that NVIDIA publishes with its mock engine (an 8 B-class model on one data-centre
-/// GPU, nothing decoding). Any real worker replaces it within a few requests.
-pub const PRIOR: Rates = Rates { alpha: 4.209_989e-7, beta: 1.518_344e-2, gamma: 16.501_42, decode_ms: 5.74 };
+/// GPU, nothing decoding; 54.01 ms a step for a full cache of 16,384 blocks of 64 tokens). Any real worker replaces it within
+/// a few requests.
+pub const PRIOR: Rates =
+    Rates { alpha: 4.209_989e-7, beta: 1.518_344e-2, gamma: 16.501_42, decode_ms: 5.74, context_ms: 5.150_795e-5 };
+
+/// Rates that agree within this factor are taken for the same: what chance makes of equal workers must not decide between
+/// them, or one that measured well by luck gets all that an idle fleet is asked, and the others are never measured.
+const ALIKE: f64 = 1.25;
+/// What one exchange of its class elsewhere leaves of the trust in a worker's own measurements. One that measured badly gets
+/// little, so nothing would tell that it has recovered: after some thousand exchanges of the others it is tried anew.
+const LAPSE: f64 = 0.999;
 
 /// Tokens that an engine computes in one step by default (vLLM's `max_num_batched_tokens`): γ is paid once for each.
 pub const TOKENS_PER_STEP: f64 = 8_192.0;
@@ -71,6 +84,13 @@ impl Rates {
         self.alpha * squares + self.beta * f64::from(uncached) + self.gamma
     }
 
+    /// Whether a usual prompt, a long one and decoding take about as long by both.
+    fn is_like(&self, other: &Self) -> bool {
+        let alike = |one: f64, two: f64| one <= two * ALIKE && two <= one * ALIKE;
+        [512, 8_192].into_iter().all(|tokens| alike(self.prefill_ms(0, tokens), other.prefill_ms(0, tokens)))
+            && alike(self.decode_ms, other.decode_ms)
+    }
+
     /// Time until the prompts that wait in `load` have their first token; 0 when there are none.
     pub fn queued_ms(&self, load: &LocalLoad) -> f64 {
         if load.prefill_requests == 0 && load.prefill_tokens == 0 {
@@ -108,6 +128,7 @@ pub struct Fit {
     weight: f64,
     decode_ms: f64,
     decode_weight: f64,
+    decode: DecodeFit,
     typical: Typical,
 }
 
@@ -129,17 +150,28 @@ impl Fit {
         }
         self.typical.0 += TYPICAL_GAIN * (f64::from(seen.uncached_tokens) - self.typical.0);
         let rates = self.rates(prior);
-        let decode = seen.itl_ms.filter(believable).map(|ms| self.observe_decode(ms, &rates)).is_some();
+        let decode = seen.itl_ms.filter(believable).map(|ms| self.observe_decode(seen, ms, &rates, prior)).is_some();
         let prefill = seen.ttft_ms.filter(believable).is_some_and(|ms| self.observe_prefill(seen, ms, &rates));
         decode || prefill
     }
 
     /// The present estimate. Finite and not negative, whatever was observed.
     pub fn rates(&self, prior: &Rates) -> Rates {
-        let [alpha, beta, gamma] = self.solve([prior.alpha, prior.beta, prior.gamma]);
-        let decode_ms = (self.decode_ms * self.decode_weight + prior.decode_ms * DECODE_PRIOR)
-            / (self.decode_weight + DECODE_PRIOR);
-        Rates { alpha, beta, gamma, decode_ms }
+        self.trusted(prior, 1.0)
+    }
+
+    /// The estimate for one worker of a class that has `class` rates, after `missed` exchanges of the class elsewhere: the
+    /// class's own, unless the worker is plainly another.
+    pub fn rates_within(&self, class: &Rates, missed: u64) -> Rates {
+        let rates = self.trusted(class, LAPSE.powf(missed as f64));
+        if rates.is_like(class) { *class } else { rates }
+    }
+
+    fn trusted(&self, prior: &Rates, trust: f64) -> Rates {
+        let [alpha, beta, gamma] = self.solve([prior.alpha, prior.beta, prior.gamma], trust);
+        let weight = self.decode_weight * trust;
+        let decode_ms = (self.decode_ms * weight + prior.decode_ms * DECODE_PRIOR) / (weight + DECODE_PRIOR);
+        Rates { alpha, beta, gamma, decode_ms, context_ms: self.decode.context_ms(prior, trust) }
     }
 
     /// Uncached prompt tokens of a usual request.
@@ -152,7 +184,9 @@ impl Fit {
         self.weight / (self.weight + 1.0 / (PRIOR_SPREAD * PRIOR_SPREAD))
     }
 
-    fn observe_decode(&mut self, itl_ms: f64, rates: &Rates) {
+    fn observe_decode(&mut self, seen: &Observation, itl_ms: f64, rates: &Rates, prior: &Rates) {
+        let own = seen.cached_tokens.saturating_add(seen.uncached_tokens);
+        self.decode.observe(itl_ms, seen.load.context_tokens() + f64::from(own), prior);
         let clipped = itl_ms.clamp(rates.decode_ms / MAX_STEP, rates.decode_ms * MAX_STEP);
         let gain = (1.0 / (self.decode_weight + 1.0)).max(DECODE_GAIN);
         self.decode_ms += gain * (clipped - self.decode_ms);
@@ -198,14 +232,14 @@ impl Fit {
     }
 
     /// Minimises Σ w·(f·θ − y)² + Σ ((θ − θ₀)/(s·θ₀))² over θ ≥ 0; returns unscaled coefficients.
-    fn solve(&self, prior: [f64; 3]) -> [f64; 3] {
+    fn solve(&self, prior: [f64; 3], trust: f64) -> [f64; 3] {
         if self.weight <= 0.0 {
             return prior;
         }
         let scaled = [prior[0] * SCALE[0], prior[1] * SCALE[1], prior[2] * SCALE[2]];
-        let [a, b, c, d, e, f] = self.moments;
+        let [a, b, c, d, e, f] = self.moments.map(|moment| moment * trust);
         let mut matrix = [[a, b, c], [b, d, e], [c, e, f]];
-        let mut right = self.target;
+        let mut right = self.target.map(|target| target * trust);
         for at in 0..3 {
             // A coefficient whose prior is zero may still be learned: its spread is then that of a small one.
             let precision = 1.0 / (PRIOR_SPREAD * scaled[at].max(1e-3)).powi(2);

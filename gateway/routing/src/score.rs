@@ -8,9 +8,14 @@
 //! + room      wait for free KV blocks when running requests hold nearly all
 //! ──────────  predicted time to first token
 //! + harm      own prefill × requests that it delays
+//! + decode    how much slower this answer comes beside the contexts that are there
+//! + crowd     how much slower the answers there come beside this context
 //! + evict     what the new blocks will push out
 //! ──────────  cost
 //! ```
+//!
+//! Decoding counts although it comes after the first token: every token of every answer there waits for the longest context,
+//! so that a fleet that minds prefill alone packs long contexts where their prefix is, and all answers there crawl.
 //!
 //! Queue cost is what makes a hot prefix spread: once waiting for its holder takes longer than computing it elsewhere,
 //! the next request goes elsewhere, and from then on there are two holders.
@@ -29,6 +34,11 @@ pub const MAX_LOAD_AGE_MS: u64 = 3_000;
 /// How much a ms of delay for each running request counts against a ms of one's own prefill. Published fits of routing
 /// utilities weigh "uncached tokens × active requests" at 0.525 against 1.275 for the uncached tokens themselves.
 pub const HARM_WEIGHT: f64 = 0.4;
+/// How much a ms by which the tokens of this answer, and of the others there, come later counts.
+pub const DECODE_WEIGHT: f64 = 1.0;
+/// Of the others' tokens, the part that is still to come and late enough to matter. Half are still to come; with a quarter
+/// the simulated fleets served slightly more in bursts and nowhere less.
+const OTHERS_LEFT: f64 = 0.25;
 
 /// How much a computed token counts for what it evicts, in times of computing a token, at a cache that running requests
 /// fill. Whatever is evicted may have to be computed again, delays who waits meanwhile and evicts in turn. Chosen by
@@ -51,6 +61,10 @@ pub struct Terms {
     pub harm_ms: f64,
     /// Delay of requests that only the engine knows, weighted.
     pub waiting_harm_ms: f64,
+    /// Delay of this answer's tokens by own requests there.
+    pub decode_ms: f64,
+    /// Delay of own requests' tokens there by this one's context.
+    pub crowd_ms: f64,
     /// Prefixes that are pushed out.
     pub evict_ms: f64,
     /// Requests ahead that only the kernel sees, beyond `waiting_ms`.
@@ -67,7 +81,7 @@ impl Terms {
 
     /// What this gateway knows by itself.
     pub fn own_ms(&self) -> f64 {
-        self.queue_ms + self.prefill_ms + self.harm_ms
+        self.queue_ms + self.prefill_ms + self.harm_ms + self.decode_ms + self.crowd_ms
     }
 
     /// What only the kernel on its node sees.
@@ -120,12 +134,18 @@ pub fn score(facts: &RequestFacts<'_>, hits: &[Hits], worker: &WorkerView, local
     let uncached_tokens = facts.prompt_tokens.saturating_sub(cached_tokens);
     let prefill_ms = worker.rates.prefill_ms(cached_tokens, uncached_tokens);
     let queue_ms = worker.rates.queued_ms(local);
-    let mut terms = Terms { queue_ms, prefill_ms, harm_ms: harm_ms(prefill_ms, local.requests), ..Terms::default() };
+    let mut terms = Terms {
+        queue_ms,
+        prefill_ms,
+        harm_ms: harm_ms(prefill_ms, local.requests),
+        decode_ms: decode_ms(&worker.rates, facts, local),
+        crowd_ms: crowd_ms(&worker.rates, facts, local.requests),
+        ..Terms::default()
+    };
     let engine = fresh(worker.engine, now_ms);
     if let Some(engine) = engine {
-        let there = engine.running.saturating_add(engine.waiting);
-        terms.waiting_ms = waiting_ms(&worker.rates, engine.waiting, worker.typical_tokens, queue_ms);
-        terms.waiting_harm_ms = harm_ms(prefill_ms, there.saturating_sub(local.requests));
+        terms.waiting_ms = waiting_ms(&worker.rates, engine.others_waiting(), worker.typical_tokens);
+        terms.waiting_harm_ms = harm_ms(prefill_ms, engine.others());
         terms.evict_ms = evict_ms(&worker.rates, uncached_tokens, engine.kv_usage);
         terms.room_ms = room_ms(worker, &engine, local.prefill_tokens.saturating_add(uncached_tokens), facts);
     }
@@ -137,10 +157,9 @@ pub fn fresh(engine: Option<EngineLoad>, now_ms: u64) -> Option<EngineLoad> {
     engine.filter(|load| now_ms.saturating_sub(load.at_ms) <= MAX_LOAD_AGE_MS)
 }
 
-/// Requests there: own ones, or all that the engine reports where that is more.
+/// Requests there: own ones, and what the engine reported beyond those that were own at that time.
 pub fn requests(worker: &WorkerView, local: &LocalLoad, now_ms: u64) -> (u32, Option<u32>) {
-    let reported = fresh(worker.engine, now_ms).map(|load| load.running.saturating_add(load.waiting));
-    (local.requests, reported.map(|reported| reported.saturating_sub(local.requests)))
+    (local.requests, fresh(worker.engine, now_ms).map(|load| load.others()))
 }
 
 /// Tokens of the prompt that `worker` holds, as the engine would count them: whole blocks, and never the last token of the
@@ -152,8 +171,8 @@ pub fn cached_tokens(facts: &RequestFacts<'_>, hits: &[Hits], worker: &WorkerVie
     blocks.min(facts.prompt_tokens.saturating_sub(1) / block_size) * block_size
 }
 
-/// Work that an engine reports waiting beyond `queue_ms`, which is known already. Its requests are taken to be usual ones.
-pub fn waiting_ms(rates: &Rates, waiting: u32, typical_tokens: u32, queue_ms: f64) -> f64 {
+/// Work of others that waits in an engine. Their requests are taken to be usual ones.
+pub fn waiting_ms(rates: &Rates, waiting: u32, typical_tokens: u32) -> f64 {
     let typical = LocalLoad {
         requests: waiting,
         prefill_requests: waiting,
@@ -161,7 +180,7 @@ pub fn waiting_ms(rates: &Rates, waiting: u32, typical_tokens: u32, queue_ms: f6
         prefill_squares: u64::from(waiting).saturating_mul(LocalLoad::squares(typical_tokens, typical_tokens)),
         decode_tokens: 0,
     };
-    (rates.queued_ms(&typical) - queue_ms).max(0.0)
+    rates.queued_ms(&typical)
 }
 
 /// Wait until `needed_tokens` more fit beside the running requests: these give back all they hold within about the time of
@@ -181,6 +200,18 @@ fn room_ms(worker: &WorkerView, engine: &EngineLoad, needed_tokens: u32, facts: 
 /// computed, and those that wait now will be decoding by then.
 pub fn harm_ms(prefill_ms: f64, requests: u32) -> f64 {
     HARM_WEIGHT * prefill_ms * f64::from(requests)
+}
+
+/// Delay of this answer by the contexts that are there already.
+fn decode_ms(rates: &Rates, facts: &RequestFacts<'_>, local: &LocalLoad) -> f64 {
+    DECODE_WEIGHT * f64::from(facts.output_tokens) * rates.context_ms * local.context_tokens()
+}
+
+/// Delay of the answers of `requests` there by the context of this one, half of its own answer included.
+fn crowd_ms(rates: &Rates, facts: &RequestFacts<'_>, requests: u32) -> f64 {
+    let answer = f64::from(facts.output_tokens);
+    let context = f64::from(facts.prompt_tokens) + answer / 2.0;
+    DECODE_WEIGHT * OTHERS_LEFT * answer * rates.context_ms * context * f64::from(requests)
 }
 
 /// Harm to cached prefixes: each computed block takes the place of the one unused for longest, and the more of the cache

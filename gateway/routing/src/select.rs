@@ -1,7 +1,9 @@
 //! One function for each way to choose among the workers that may be chosen.
 //!
 //! None allocates; each is a pass or two over the model's workers. Ties are broken by a hash of the worker under a salt that
-//! is drawn once for each decision: every tied worker is equally likely, whatever the order they are listed in.
+//! is drawn once for each decision: every tied worker is equally likely, whatever the order they are listed in. Least cost
+//! takes the request's session for the salt where it has one: equally good workers are then the same ones in every gateway and
+//! at every turn, as long as nothing tells them apart.
 
 use crate::decision::DecideInput;
 use crate::foreign::{self, Counts};
@@ -64,26 +66,45 @@ impl Seat<'_> {
     }
 
     fn tie_break(&self, salt: u64) -> u64 {
-        scramble(salt ^ u64::from(self.worker.id.slot) << 32 ^ u64::from(self.worker.id.generation))
+        scramble(salt ^ self.identity())
     }
+
+    fn identity(&self) -> u64 {
+        u64::from(self.worker.id.slot) << 32 ^ u64::from(self.worker.id.generation)
+    }
+
+    /// Who comes first among equals: by the session's claim, or by the salt.
+    fn rank(&self, tie: Tie) -> (u64, u64) {
+        match tie {
+            Tie::Salt(salt) => (self.tie_break(salt), 0),
+            Tie::Session(session) => (!claim(self.worker, session), self.identity()),
+        }
+    }
+}
+
+/// What decides between equals.
+#[derive(Clone, Copy)]
+enum Tie {
+    Salt(u64),
+    Session(u64),
 }
 
 /// Keeps the least costly of the offers, where some know what their engine adds and others do not: to the unknown is added
 /// the least that any known one adds.
 struct Contest<T> {
-    salt: u64,
-    known: Option<(f64, u64, T)>,
-    unknown: Option<(f64, u64, T)>,
+    tie: Tie,
+    known: Option<(f64, (u64, u64), T)>,
+    unknown: Option<(f64, (u64, u64), T)>,
     least_added: Option<f64>,
 }
 
 impl<T: Copy> Contest<T> {
-    fn new(salt: u64) -> Self {
-        Self { salt, known: None, unknown: None, least_added: None }
+    fn new(tie: Tie) -> Self {
+        Self { tie, known: None, unknown: None, least_added: None }
     }
 
     fn offer(&mut self, seat: &Seat<'_>, own: f64, added: Option<f64>, what: T) {
-        let tie = seat.tie_break(self.salt);
+        let tie = seat.rank(self.tie);
         let (best, cost) = match added {
             Some(added) => {
                 self.least_added = Some(self.least_added.map_or(added, |least| least.min(added)));
@@ -115,7 +136,7 @@ pub(crate) fn least_added_ms(input: &DecideInput<'_>) -> f64 {
 
 /// Least predicted cost.
 pub(crate) fn least_cost<'a>(input: &'a DecideInput<'_>, salt: u64) -> Option<(f64, Seat<'a>, Score)> {
-    let mut contest = Contest::new(salt);
+    let mut contest = Contest::new(input.facts.session.map_or(Tie::Salt(salt), Tie::Session));
     for seat in seats(input) {
         let score = seat.score(input);
         contest.offer(&seat, score.own_ms(), score.added_ms(), (seat, score));
@@ -130,7 +151,9 @@ pub(crate) fn text_affinity<'a>(input: &'a DecideInput<'_>, salt: u64) -> Option
     let home = ring(input, input.facts.text_hash, RING_LOAD_FACTOR)?;
     let score = home.score(input);
     let added = score.added_ms().unwrap_or_else(|| least_added_ms(input));
-    let saving = score.terms.prefill_ms;
+    // What is not computed delays nobody either.
+    let saving =
+        score.terms.prefill_ms + score.terms.harm_ms + score.terms.waiting_harm_ms + score.terms.foreign_harm_ms;
     let stays = score.own_ms() + added <= least + saving;
     Some(if stays { (home, true) } else { (best, false) })
 }
@@ -158,7 +181,7 @@ pub(crate) fn power_of_two<'a>(input: &'a DecideInput<'_>, salt: u64) -> Option<
 }
 
 fn less_loaded<'a>(input: &DecideInput<'_>, salt: u64, seats: impl Iterator<Item = Seat<'a>>) -> Option<Seat<'a>> {
-    let mut contest = Contest::new(salt);
+    let mut contest = Contest::new(Tie::Salt(salt));
     for seat in seats {
         let (own, added) = score::requests(seat.worker, &seat.local, input.now_ms);
         let beyond = f64::from(foreign::beyond(seat.foreign, added));

@@ -125,7 +125,7 @@ pub enum CacheKnowledge {
 }
 
 /// Load as the engine reports it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineLoad {
     /// Requests in the running batch.
     pub running: u32,
@@ -135,6 +135,22 @@ pub struct EngineLoad {
     pub kv_usage: f32,
     /// When it was read, ms on the gateway's monotonic clock.
     pub at_ms: u64,
+    /// This gateway's own requests there at that time: what is beyond them is others'.
+    pub own_requests: u32,
+    /// Those of them that waited for their first token.
+    pub own_waiting: u32,
+}
+
+impl EngineLoad {
+    /// Requests of others.
+    pub fn others(&self) -> u32 {
+        self.running.saturating_add(self.waiting).saturating_sub(self.own_requests)
+    }
+
+    /// Requests of others that wait.
+    pub fn others_waiting(&self) -> u32 {
+        self.waiting.saturating_sub(self.own_waiting)
+    }
 }
 
 /// How busy and how healthy the links of a worker's node are, the worst of them.
@@ -183,6 +199,11 @@ impl LocalLoad {
         let prompt = u64::from(prompt_tokens);
         let cached = u64::from(prompt_tokens.saturating_sub(uncached_tokens));
         prompt * prompt - cached * cached
+    }
+
+    /// Tokens that a decode step there will read once all prompts are computed, apart from cached parts of those that wait.
+    pub fn context_tokens(&self) -> f64 {
+        f64::from(self.decode_tokens) + f64::from(self.prefill_tokens)
     }
 
     /// Requests past their first token.

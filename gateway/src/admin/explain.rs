@@ -71,6 +71,8 @@ pub struct Candidate {
     pub ttft_ms: f64,
     /// Delay of the requests there, weighted.
     pub harm_ms: f64,
+    /// Slower decoding, of this answer and of the others there.
+    pub decode_ms: f64,
     /// Prefixes that its new blocks push out, weighted.
     pub evict_ms: f64,
     /// Charged for what its engine does not tell.
@@ -174,6 +176,7 @@ fn candidate(view: &FleetView, worker: String, found: decision::Candidate) -> Ca
         room_ms: terms.room_ms,
         ttft_ms: terms.ttft_ms(),
         harm_ms: terms.harm_ms + terms.waiting_harm_ms + terms.foreign_harm_ms,
+        decode_ms: terms.decode_ms + terms.crowd_ms,
         evict_ms: terms.evict_ms,
         unknown_ms: found.unknown_ms,
         cost_ms: found.cost_ms,

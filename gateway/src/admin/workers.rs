@@ -68,6 +68,7 @@ struct Rates {
     beta: f64,
     gamma: f64,
     decode_ms: f64,
+    context_ms: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -122,6 +123,7 @@ fn entry(worker: WorkerStatus, now_ms: u64) -> Entry {
             beta: view.rates.beta,
             gamma: view.rates.gamma,
             decode_ms: view.rates.decode_ms,
+            context_ms: view.rates.context_ms,
         }),
         failures,
         ejections,

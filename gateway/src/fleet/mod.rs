@@ -324,8 +324,12 @@ impl Fleet {
         self.report(Event::Feedback { worker, feedback });
     }
 
-    /// A new reading of an engine's load.
-    pub fn report_load(&self, worker: WorkerId, load: EngineLoad) {
+    /// A new reading of an engine's load; what is in flight there now is taken for this gateway's part of it.
+    pub fn report_load(&self, worker: WorkerId, mut load: EngineLoad) {
+        if let Some(handle) = find(&self.shared.handles.load(), worker) {
+            let own = handle.counters.load();
+            (load.own_requests, load.own_waiting) = (own.requests, own.prefill_requests);
+        }
         self.report(Event::Load { worker, load });
     }
 

@@ -254,7 +254,7 @@ async fn readings_publish_at_most_every_five_milliseconds() {
     sleep(Duration::from_secs(1)).await;
     let before = rig.fleet.shared.metrics.publications.get();
     for round in 0..1_000 {
-        let load = EngineLoad { running: round, waiting: 0, kv_usage: 0.5, at_ms: rig.clock.now_ms() };
+        let load = EngineLoad { running: round, kv_usage: 0.5, at_ms: rig.clock.now_ms(), ..EngineLoad::default() };
         rig.fleet.report_load(handle.id(), load);
         sleep(Duration::from_millis(1)).await;
     }

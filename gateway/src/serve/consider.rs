@@ -86,7 +86,7 @@ pub async fn consider(gateway: &Gateway, parsed: &Parsed, session: &Session) -> 
         model,
         policy,
         text_hash: if exact { 0 } else { text_hash(gateway, parsed, session, policy) },
-        session: session.key().filter(|_| policy == Policy::Session).map(|key| gateway.fleet.hash_key().text(key)),
+        session: session.key().map(|key| gateway.fleet.hash_key().text(key)),
         output_tokens: if parsed.dialect.generates() { gateway.expected_output(parsed.max_tokens) } else { 0 },
         completions: parsed.n,
         decision: Err(Refusal::NoWorkers),

@@ -43,7 +43,9 @@ pub struct RankLoad {
 impl RankLoad {
     /// As the fleet takes it; `None` unless running and waiting are both known.
     pub fn at(self, at_ms: u64) -> Option<EngineLoad> {
-        Some(EngineLoad { running: self.running?, waiting: self.waiting?, kv_usage: self.kv_usage?, at_ms })
+        let (running, waiting, kv_usage) = (self.running?, self.waiting?, self.kv_usage?);
+        // What of it is the gateway's own is the fleet's to say.
+        Some(EngineLoad { running, waiting, kv_usage, at_ms, ..EngineLoad::default() })
     }
 }
 
@@ -242,7 +244,7 @@ mod tests {
         assert_eq!(reading.load(None), None, "two ranks and none chosen");
         assert_eq!(
             reading.load(Some(0)).and_then(|load| load.at(7)),
-            Some(EngineLoad { running: 3, waiting: 1, kv_usage: 0.5, at_ms: 7 })
+            Some(EngineLoad { running: 3, waiting: 1, kv_usage: 0.5, at_ms: 7, ..EngineLoad::default() })
         );
         assert_eq!(reading.load(Some(1)).and_then(|load| load.at(7)), None, "absent is unknown, not zero");
         assert_eq!((reading.block_size, reading.drafts), (None, false));

@@ -182,7 +182,9 @@ impl FleetArguments {
 }
 
 fn happening(text: &str) -> Result<(u64, Happening), String> {
-    let bad = || format!("`{text}` is none of crash:WORKER@SECONDS, restart:…, leave:…, slow:WORKER:TIMES@SECONDS, join@SECONDS");
+    let bad = || {
+        format!("`{text}` is none of crash:WORKER@SECONDS, restart:…, leave:…, slow:WORKER:TIMES@SECONDS, join@SECONDS")
+    };
     let (what, seconds) = text.split_once('@').ok_or_else(bad)?;
     let at_us = (seconds.parse::<f64>().map_err(|_| bad())? * 1e6) as u64;
     let words: Vec<&str> = what.split(':').collect();

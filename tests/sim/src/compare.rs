@@ -65,7 +65,8 @@ pub struct Run {
 /// Requests a second and worker that are a load of 1, by engine and workload: committed, so that a load is the same load
 /// whatever becomes of the code.
 pub fn capacity(engine: &str, workload: &str) -> Option<f64> {
-    let table: BTreeMap<String, BTreeMap<String, f64>> = toml::from_str(include_str!("../workloads/capacity.toml")).ok()?;
+    let table: BTreeMap<String, BTreeMap<String, f64>> =
+        toml::from_str(include_str!("../workloads/capacity.toml")).ok()?;
     table.get(engine)?.get(workload).copied()
 }
 
@@ -73,8 +74,9 @@ pub fn capacity(engine: &str, workload: &str) -> Option<f64> {
 pub fn execute(plan: &Plan, progress: impl Fn(usize) + Sync) -> Result<Vec<Run>, String> {
     let mut cells = Vec::new();
     for (name, definition) in &plan.workloads {
-        let capacity = capacity(&plan.engine, name)
-            .ok_or_else(|| format!("the capacity of {} for {name} is not known: give --rate, or add it", plan.engine))?;
+        let capacity = capacity(&plan.engine, name).ok_or_else(|| {
+            format!("the capacity of {} for {name} is not known: give --rate, or add it", plan.engine)
+        })?;
         for &load in &plan.loads {
             cells.extend((1..=plan.seeds).map(|seed| Cell { name, definition, load, seed, rate: capacity * load }));
         }

@@ -197,7 +197,14 @@ impl Gateway {
     }
 
     /// Chooses and counts in; `None` when nobody may be chosen.
-    pub fn send(&mut self, router: &mut dyn Router, job: u64, prompt: &Prompt, tried: &[WorkerId], ask: AskWorld<'_>) -> Option<Sent> {
+    pub fn send(
+        &mut self,
+        router: &mut dyn Router,
+        job: u64,
+        prompt: &Prompt,
+        tried: &[WorkerId],
+        ask: AskWorld<'_>,
+    ) -> Option<Sent> {
         self.refresh();
         self.index.lookup(&prompt.chains[0].hashes, ask.now_ms, router.own_placements(), &mut self.hits[0]);
         let facts = RequestFacts {

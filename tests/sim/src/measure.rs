@@ -111,7 +111,13 @@ pub struct Summary {
 }
 
 /// Figures of the requests that arrived from `from_us` on.
-pub fn summarise(requests: &[Request], outcomes: &[Outcome], hardware: &Hardware, workers: usize, from_us: u64) -> Summary {
+pub fn summarise(
+    requests: &[Request],
+    outcomes: &[Outcome],
+    hardware: &Hardware,
+    workers: usize,
+    from_us: u64,
+) -> Summary {
     let measured = || requests.iter().zip(outcomes).filter(|(request, _)| request.at_us >= from_us);
     let count = measured().count();
     let share = |part: usize| part as f64 / count.max(1) as f64;

@@ -123,7 +123,13 @@ fn key() -> HashKey {
 }
 
 /// Runs `offered` through `scenario` under a policy; outcomes by request.
-pub fn run(scenario: &Scenario, offered: &Offered, prompts: &[Prompt], policy: &Spec, seed: u64) -> Result<Vec<Outcome>, String> {
+pub fn run(
+    scenario: &Scenario,
+    offered: &Offered,
+    prompts: &[Prompt],
+    policy: &Spec,
+    seed: u64,
+) -> Result<Vec<Outcome>, String> {
     let mut world = World::new(scenario, offered, prompts, policy, seed)?;
     world.go();
     Ok(world.jobs.into_iter().map(|job| job.outcome).collect())
@@ -220,7 +226,10 @@ impl<'a> World<'a> {
         let router = &mut *self.routers[gateway];
         if router.wants_truth() {
             self.truth.clear();
-            let truth = self.engines.iter().map(|engine| Truth::of(&engine.model, &engine.step, prompt, self.now_us, self.scenario));
+            let truth = self
+                .engines
+                .iter()
+                .map(|engine| Truth::of(&engine.model, &engine.step, prompt, self.now_us, self.scenario));
             self.truth.extend(truth);
         }
         let ask = AskWorld { now_ms: self.now_us / 1_000, truth: router.wants_truth().then_some(&self.truth[..]) };
@@ -364,6 +373,7 @@ impl<'a> World<'a> {
                 waiting: honest(load.waiting),
                 kv_usage: honest(load.used_blocks) as f32 / capacity,
                 at_ms: self.now_us / 1_000,
+                ..EngineLoad::default()
             };
             for gateway in 0..self.gateways.len() {
                 if self.rng.f64() >= signals.load_loss {
@@ -379,7 +389,9 @@ impl<'a> World<'a> {
         match what {
             Happening::Crash(worker) => self.crash(worker),
             Happening::Restart(worker) => {
-                if let Ok(model) = self.scenario.hardware.model(self.offered.block_tokens, self.scenario.slowness_of(worker)) {
+                if let Ok(model) =
+                    self.scenario.hardware.model(self.offered.block_tokens, self.scenario.slowness_of(worker))
+                {
                     let engine = &mut self.engines[worker];
                     (engine.model, engine.step, engine.is_up) = (model, None, true);
                     self.push(self.now_us + PROBE_US, Event::Back { worker });
@@ -396,7 +408,8 @@ impl<'a> World<'a> {
 
     fn join(&mut self) -> Result<(), String> {
         let slowness = self.scenario.slowness_of(self.engines.len());
-        let model = self.scenario.hardware.model(self.offered.block_tokens, slowness).map_err(|error| error.to_string())?;
+        let model =
+            self.scenario.hardware.model(self.offered.block_tokens, slowness).map_err(|error| error.to_string())?;
         let capacity = model.limits().blocks as u32;
         let class = if slowness == 1.0 { "standard".to_owned() } else { format!("x{slowness}") };
         let now_ms = self.now_us / 1_000;

@@ -45,7 +45,7 @@ fn worker(slot: u32) -> WorkerView {
 }
 
 fn engine(running: u32, waiting: u32, kv_usage: f32) -> Option<EngineLoad> {
-    Some(EngineLoad { running, waiting, kv_usage, at_ms: NOW_MS })
+    Some(EngineLoad { running, waiting, kv_usage, at_ms: NOW_MS, ..EngineLoad::default() })
 }
 
 /// `queued` requests of 1,000 tokens wait, `decoding` run.
@@ -146,14 +146,15 @@ fn the_last_token_is_never_credited() {
 #[test]
 fn a_hot_prefix_spreads_once_its_queue_costs_more_than_computing_it() {
     let mut scene = Scene::new(3);
-    scene.blocks[0] = 190;
+    scene.prompt_tokens = 6_400;
+    scene.blocks[0] = 390;
     let mut queued = 0;
     while scene.slot(Policy::Kv, 1) == 0 {
         queued += 1;
         assert!(queued < 50, "the holder is never left");
         scene.local[0] = load(queued, 0);
     }
-    assert!(queued > 1, "one waiting request does not outweigh 3,040 cached tokens");
+    assert!(queued > 1, "one waiting request does not outweigh 6,240 cached tokens");
     assert_eq!(scene.decide(Policy::Kv, 1).expect("ready").reason, Reason::LeastCost);
 }
 
@@ -171,10 +172,54 @@ fn each_worker_is_scored_at_its_own_block_size() {
 #[test]
 fn running_decodes_are_worth_sparing() {
     let mut scene = Scene::new(2);
-    scene.local[0] = load(0, 3);
+    scene.local[0] = load(0, 1);
     assert_eq!(scene.slot(Policy::Kv, 1), 1);
     scene.blocks[0] = 199;
     assert_eq!(scene.slot(Policy::Kv, 1), 0, "hardly any prefill: hardly any harm");
+}
+
+#[test]
+fn long_contexts_are_kept_apart() {
+    let mut scene = Scene::new(2);
+    // Nothing to compute anywhere, as many requests on both sides, but one side reads ten times as much for every token.
+    scene.blocks = vec![200, 200];
+    scene.local =
+        vec![LocalLoad { decode_tokens: 80_000, ..load(0, 4) }, LocalLoad { decode_tokens: 8_000, ..load(0, 4) }];
+    assert_eq!(scene.slot(Policy::Kv, 1), 1);
+    let shown = scene.with(|input| explain(Policy::Kv, input));
+    assert!(shown[0].terms.decode_ms > 9.0 * shown[1].terms.decode_ms);
+    assert_eq!(shown[0].terms.crowd_ms, shown[1].terms.crowd_ms);
+}
+
+#[test]
+fn own_requests_that_a_reading_counted_are_not_counted_twice() {
+    let mut scene = Scene::new(2);
+    let told =
+        |own_requests, own_waiting| engine(6, 2, 0.2).map(|load| EngineLoad { own_requests, own_waiting, ..load });
+    scene.local = vec![load(2, 6), load(2, 6)];
+    scene.workers[0].engine = told(8, 2);
+    scene.workers[1].engine = told(6, 1);
+    assert_eq!(scene.slot(Policy::Kv, 1), 0, "two of the other's are somebody else's");
+    // What has ended since the reading is no request of others.
+    scene.local[0] = LocalLoad::default();
+    let shown = scene.with(|input| explain(Policy::Kv, input));
+    assert_eq!((shown[0].terms.waiting_ms, shown[0].terms.waiting_harm_ms), (0.0, 0.0));
+}
+
+#[test]
+fn equals_are_told_apart_by_the_session_in_every_gateway() {
+    let mut scene = Scene::new(8);
+    let mut homes = [0; 8];
+    for session in 0..400 {
+        scene.session = Some(session * 0x9e37_79b9);
+        let home = scene.slot(Policy::Kv, 1);
+        assert_eq!(scene.slot(Policy::Kv, 2), home, "whatever the gateway's own randomness");
+        homes[home as usize] += 1;
+    }
+    assert!(homes.iter().all(|count| (20..=90).contains(count)), "{homes:?}");
+    let home = scene.slot(Policy::Kv, 1) as usize;
+    scene.local[home] = load(0, 1);
+    assert_ne!(scene.slot(Policy::Kv, 1) as usize, home, "a hint weighs nothing beside a cost");
 }
 
 #[test]
@@ -369,8 +414,16 @@ fn any_worker() -> impl Strategy<Value = (WorkerView, LocalLoad, u32)> {
             WorkerState::Starting, WorkerState::Draining, WorkerState::Ejected, WorkerState::Down,
         ]),
     ];
-    let engine = prop::option::of((0u32..20, 0u32..20, 0.0f32..1.0, 0u64..2 * MAX_LOAD_AGE_MS).prop_map(
-        |(running, waiting, kv_usage, age_ms)| EngineLoad { running, waiting, kv_usage, at_ms: NOW_MS - age_ms },
+    let own = (0u32..20, 0u32..20);
+    let engine = prop::option::of((0u32..20, 0u32..20, 0.0f32..1.0, 0u64..2 * MAX_LOAD_AGE_MS, own).prop_map(
+        |(running, waiting, kv_usage, age_ms, (own_requests, own_waiting))| EngineLoad {
+            running,
+            waiting,
+            kv_usage,
+            at_ms: NOW_MS - age_ms,
+            own_requests,
+            own_waiting,
+        },
     ));
     let kernel = prop::option::of((0u32..80, 0u32..80, 0u64..1_200).prop_map(|(awaiting, streaming, age_ms)| {
         KernelLoad::new(awaiting, streaming, &LocalLoad::default(), NOW_MS - age_ms, 600)
@@ -495,6 +548,7 @@ proptest! {
         let mut busier = scene.clone();
         let local = &mut busier.local[at];
         local.requests += own;
+        local.decode_tokens += own * tokens / 2;
         local.prefill_requests += own;
         local.prefill_tokens += own * tokens;
         local.prefill_squares += u64::from(own) * LocalLoad::squares(tokens, tokens);

@@ -31,6 +31,8 @@ type Class = (String, Option<String>);
 struct ClassFit {
     fit: Fit,
     members: u32,
+    /// Exchanges that it learned from.
+    observed: u64,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +55,8 @@ struct Tenant {
     kernel: Option<KernelLoad>,
     fabric: Option<FabricLoad>,
     fit: Fit,
+    /// How many the class had learned from when this worker's last exchange came.
+    observed: u64,
 }
 
 #[derive(Debug)]
@@ -119,18 +123,22 @@ impl FleetState {
         let mut positions = vec![u32::MAX; self.slots.len()];
         let mut workers = Vec::with_capacity(self.by_key.len());
         // Workers of one class mostly follow each other.
-        let mut class: Option<(&(String, Option<String>), Rates)> = None;
+        let mut class: Option<(&(String, Option<String>), Rates, u64)> = None;
         for (slot, entry) in self.slots.iter().enumerate() {
             let Some(tenant) = &entry.tenant else { continue };
             if let Some(position) = positions.get_mut(slot) {
                 *position = workers.len() as u32;
             }
-            let class_rates = match class {
-                Some((known, rates)) if *known == tenant.class => rates,
-                _ => self.classes.get(&tenant.class).map_or(PRIOR, |class| class.fit.rates(&PRIOR)),
+            let (class_rates, observed) = match class {
+                Some((known, rates, observed)) if *known == tenant.class => (rates, observed),
+                _ => self
+                    .classes
+                    .get(&tenant.class)
+                    .map_or((PRIOR, 0), |class| (class.fit.rates(&PRIOR), class.observed)),
             };
-            class = Some((&tenant.class, class_rates));
-            workers.push(view_worker(WorkerId::new(slot as u32, entry.generation), tenant, &class_rates));
+            class = Some((&tenant.class, class_rates, observed));
+            let missed = observed.saturating_sub(tenant.observed);
+            workers.push(view_worker(WorkerId::new(slot as u32, entry.generation), tenant, &class_rates, missed));
         }
         let models = self.models.iter().map(|model| view_model(model, &positions, &workers)).collect();
         FleetView { version: self.version, workers, models }
@@ -172,6 +180,7 @@ impl FleetState {
             kernel: None,
             fabric: None,
             fit: Fit::default(),
+            observed: 0,
         }));
         let id = WorkerId::new(slot, entry.generation);
         self.serve(slot, &model, None, false);
@@ -282,16 +291,21 @@ impl FleetState {
         let Some(tenant) = self.tenant(worker) else { return Effect::Refused(EventRefusal::UnknownWorker) };
         let class_rates = self.classes.get(&tenant.class).map_or(PRIOR, |class| class.fit.rates(&PRIOR));
         // Requests of others queue there: the measured time says nothing about the worker's speed.
-        let observation = if tenant.engine.is_some_and(|load| load.waiting > observation.load.prefill_requests) {
+        let observation = if tenant.engine.is_some_and(|load| load.others_waiting() > observation.load.prefill_requests)
+        {
             Observation { ttft_ms: None, ..*observation }
         } else {
             *observation
         };
         let class = tenant.class.clone();
+        let mut observed = 0;
         if let Some(class) = self.classes.get_mut(&class) {
             class.fit.observe(&observation, &PRIOR);
+            class.observed += 1;
+            observed = class.observed;
         }
         self.change(worker, |tenant| {
+            tenant.observed = observed;
             if tenant.fit.observe(&observation, &class_rates) { Effect::Changed } else { Effect::Unchanged }
         })
     }
@@ -335,7 +349,8 @@ fn learn_cache(tenant: &mut Tenant, block_size: Option<u32>, capacity_blocks: Op
     if before == (tenant.block_size, tenant.capacity_blocks) { Effect::Unchanged } else { Effect::Changed }
 }
 
-fn view_worker(id: WorkerId, tenant: &Tenant, class_rates: &Rates) -> WorkerView {
+/// `missed`: exchanges that the worker's class has learned from since its own last one.
+fn view_worker(id: WorkerId, tenant: &Tenant, class_rates: &Rates, missed: u64) -> WorkerView {
     WorkerView {
         id,
         affinity: tenant.affinity,
@@ -347,7 +362,7 @@ fn view_worker(id: WorkerId, tenant: &Tenant, class_rates: &Rates) -> WorkerView
         engine: tenant.engine,
         kernel: tenant.kernel,
         fabric: tenant.fabric,
-        rates: tenant.fit.rates(class_rates),
+        rates: tenant.fit.rates_within(class_rates, missed),
         typical_tokens: tenant.fit.typical_tokens(),
     }
 }

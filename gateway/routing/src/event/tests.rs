@@ -16,7 +16,7 @@ fn join(state: &mut FleetState, model: &str, host: u32, at_ms: u64) -> WorkerId 
 }
 
 fn load(waiting: u32, at_ms: u64) -> EngineLoad {
-    EngineLoad { running: 1, waiting, kv_usage: 0.5, at_ms }
+    EngineLoad { running: 1, waiting, kv_usage: 0.5, at_ms, ..EngineLoad::default() }
 }
 
 #[test]
@@ -200,7 +200,8 @@ fn any_event() -> impl Strategy<Value = FleetEvent> {
         1 => (worker.clone(), prop::sample::select(vec![WorkerState::Ready, WorkerState::Down]))
             .prop_map(|(worker, state)| FleetEvent::StateChanged { worker, state }),
         1 => (worker.clone(), any::<(u32, u32, f32, u64)>()).prop_map(|(worker, (running, waiting, kv_usage, at_ms))| {
-            FleetEvent::LoadReported { worker, load: EngineLoad { running, waiting, kv_usage, at_ms } }
+            let load = EngineLoad { running, waiting, kv_usage, at_ms, ..EngineLoad::default() };
+            FleetEvent::LoadReported { worker, load }
         }),
         1 => (worker.clone(), any::<Option<u32>>(), any::<Option<u32>>()).prop_map(
             |(worker, block_size, capacity_blocks)| FleetEvent::CacheLearned { worker, block_size, capacity_blocks }

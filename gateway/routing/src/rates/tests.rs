@@ -44,6 +44,7 @@ fn learns_faster_and_slower_workers() {
             beta: PRIOR.beta * speed,
             gamma: PRIOR.gamma * speed,
             decode_ms: PRIOR.decode_ms * speed,
+            context_ms: PRIOR.context_ms * speed,
         };
         let mut rng = fastrand::Rng::with_seed(7);
         let mut fit = Fit::default();
@@ -106,6 +107,64 @@ fn queued_exchanges_are_corrected_or_left_out() {
     assert!(close(fit.rates(&PRIOR).prefill_ms(0, 8_000), PRIOR.prefill_ms(0, 8_000), 0.01));
 }
 
+/// Gaps of a worker whose decode step takes `base_ms` and `context_ms` for each token in flight.
+fn decoding(fit: &mut Fit, base_ms: f64, context_ms: f64, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for _ in 0..300 {
+        let (prompt, decode_tokens) = (rng.u32(100..5_000), rng.u32(0..200_000));
+        let load = LocalLoad { requests: 5, decode_tokens, ..LocalLoad::default() };
+        let noise = 0.9 + 0.2 * rng.f64();
+        let itl_ms = (base_ms + context_ms * f64::from(decode_tokens + prompt)) * noise;
+        fit.observe(&Observation { itl_ms: Some(itl_ms), ttft_ms: None, load, ..idle(0, prompt, 0.0) }, &PRIOR);
+    }
+}
+
+#[test]
+fn learns_what_context_costs() {
+    for (base_ms, context_ms) in [(5.74, PRIOR.context_ms), (14.0, 1.3e-4), (30.0, 2e-5)] {
+        let mut fit = Fit::default();
+        decoding(&mut fit, base_ms, context_ms, 3);
+        let found = fit.rates(&PRIOR).context_ms;
+        assert!(close(found, context_ms, 0.3), "{base_ms} + {context_ms}·s: {found}");
+    }
+    let mut flat = Fit::default();
+    decoding(&mut flat, 20.0, 0.0, 3);
+    let found = flat.rates(&PRIOR).context_ms;
+    assert!((0.0..PRIOR.context_ms / 4.0).contains(&found), "no slope at all: {found}");
+}
+
+/// A worker whose prefill takes `times` what the prior says, with the noise of a seed.
+fn paced(times: f64, seed: u64) -> Fit {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut fit = Fit::default();
+    for _ in 0..200 {
+        let (cached, uncached) = prompts(&mut rng);
+        let noise = 0.85 + 0.3 * rng.f64();
+        fit.observe(&idle(cached, uncached, PRIOR.prefill_ms(cached, uncached) * times * noise), &PRIOR);
+    }
+    fit
+}
+
+#[test]
+fn chance_does_not_tell_equal_workers_apart() {
+    for seed in 0..20 {
+        let fit = paced(1.0, seed);
+        assert_ne!(fit.rates(&PRIOR), PRIOR);
+        assert_eq!(fit.rates_within(&PRIOR, 0), PRIOR, "seed {seed}");
+    }
+    let slow = paced(2.0, 1).rates_within(&PRIOR, 0);
+    assert!(close(slow.prefill_ms(0, 2_000), 2.0 * PRIOR.prefill_ms(0, 2_000), 0.15), "{slow:?}");
+}
+
+#[test]
+fn who_is_left_out_for_being_slow_is_tried_anew_in_time() {
+    let fit = paced(4.0, 2);
+    let times = |missed: u64| fit.rates_within(&PRIOR, missed).prefill_ms(0, 2_000) / PRIOR.prefill_ms(0, 2_000);
+    assert!(times(0) > 3.5 && times(1_000) > 2.0, "{} {}", times(0), times(1_000));
+    assert_eq!(times(12_000), 1.0, "as if it had never been measured");
+    assert_eq!(fit.rates_within(&PRIOR, u64::MAX), PRIOR);
+}
+
 #[test]
 fn garbage_teaches_nothing() {
     let mut fit = Fit::default();
@@ -133,7 +192,7 @@ proptest! {
             let load = LocalLoad { prefill_requests: tokens % 3, prefill_tokens: tokens, ..LocalLoad::default() };
             fit.observe(&Observation { itl_ms: Some(itl), load, ..idle(cached, uncached, ttft) }, &PRIOR);
             let rates = fit.rates(&PRIOR);
-            for value in [rates.alpha, rates.beta, rates.gamma, rates.decode_ms] {
+            for value in [rates.alpha, rates.beta, rates.gamma, rates.decode_ms, rates.context_ms] {
                 prop_assert!(value.is_finite() && value >= 0.0, "{:?}", rates);
             }
         }

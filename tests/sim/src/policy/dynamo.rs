@@ -108,9 +108,8 @@ mod tests {
     /// The example of its documentation: ten blocks of prefill each, overlaps 2, 5, 8, decode blocks 10, 5, 9.
     #[test]
     fn the_published_example_costs_18_10_11() {
-        let cost = |overlap, decode| {
-            DEFAULT.cost(&Standing { raw_prefill: 10.0, overlap, decay: 1.0, decode, requests: 3.0 })
-        };
+        let cost =
+            |overlap, decode| DEFAULT.cost(&Standing { raw_prefill: 10.0, overlap, decay: 1.0, decode, requests: 3.0 });
         assert_eq!([cost(2.0, 10.0), cost(5.0, 5.0), cost(8.0, 9.0)], [18.0, 10.0, 11.0]);
     }
 

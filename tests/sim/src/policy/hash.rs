@@ -19,7 +19,8 @@ impl Router for PrefixHash {
     fn choose(&mut self, ask: &Ask<'_>, _rng: &mut fastrand::Rng) -> Option<Decision> {
         let chain = &ask.input.facts.chains[0].hashes;
         // A prompt without a complete block has no head to hash: its session stands in.
-        let key = chain.iter().take(self.blocks.max(1)).last().map_or(ask.input.facts.session.unwrap_or(0), |hash| hash.0);
+        let key =
+            chain.iter().take(self.blocks.max(1)).last().map_or(ask.input.facts.session.unwrap_or(0), |hash| hash.0);
         let seats = seats(ask);
         walk(&seats, key, self.factor).map(|seat| seat.decision(ask))
     }
@@ -30,8 +31,10 @@ fn walk<'a>(seats: &[Seat<'a>], key: u64, factor: f64) -> Option<Seat<'a>> {
     let bound = (factor * f64::from(all + 1) / seats.len().max(1) as f64).ceil() as u32;
     let fits = seats.iter().filter(|seat| seat.local.requests < bound);
     // The next point clockwise among those that fit is what the walk would find.
-    fits.min_by_key(|seat| (0..POINTS).map(|point| scramble(seat.worker.affinity ^ scramble(point)).wrapping_sub(key)).min())
-        .copied()
+    fits.min_by_key(|seat| {
+        (0..POINTS).map(|point| scramble(seat.worker.affinity ^ scramble(point)).wrapping_sub(key)).min()
+    })
+    .copied()
 }
 
 fn scramble(value: u64) -> u64 {

@@ -92,7 +92,8 @@ impl Router for Sticky {
         let all = seats(ask);
         let is_warm = |seat: &Seat<'_>| f64::from(seat.hit_blocks) / prompt_blocks(ask) >= self.affinity;
         let lightest = |warm: bool| {
-            let tokens = all.iter().filter(|seat| is_warm(seat) == warm).map(|seat| f64::from(seat.local.prefill_tokens));
+            let tokens =
+                all.iter().filter(|seat| is_warm(seat) == warm).map(|seat| f64::from(seat.local.prefill_tokens));
             tokens.fold(f64::INFINITY, f64::min)
         };
         let keeps = is_sticky(lightest(true), lightest(false), self.gap_tokens);

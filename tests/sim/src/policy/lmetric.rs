@@ -12,9 +12,8 @@ impl Router for Product {
     fn choose(&mut self, ask: &Ask<'_>, rng: &mut fastrand::Rng) -> Option<Decision> {
         let cost = |tokens: u32, requests: u32| product(tokens, requests);
         let seats = seats(ask);
-        let best = least(&seats, rng, |seat| {
-            cost(seat.local.prefill_tokens + seat.uncached_tokens(ask), seat.local.requests)
-        });
+        let best =
+            least(&seats, rng, |seat| cost(seat.local.prefill_tokens + seat.uncached_tokens(ask), seat.local.requests));
         best.map(|seat| seat.decision(ask))
     }
 

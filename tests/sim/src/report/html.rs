@@ -38,7 +38,8 @@ pub fn html(runs: &[Run]) -> String {
         let _ = write!(page, "<h2>{} · load {load} · {workers} × {}</h2>", escape(workload), escape(engine));
         let mut here: Vec<&Row<'_>> = rows.iter().filter(|row| row.cell == cell).collect();
         here.sort_by(|a, b| goodput(b).total_cmp(&goodput(a)));
-        let colour = |policy: &str| COLOURS[policies.iter().position(|other| *other == policy).unwrap_or(0) % COLOURS.len()];
+        let colour =
+            |policy: &str| COLOURS[policies.iter().position(|other| *other == policy).unwrap_or(0) % COLOURS.len()];
         bars(&mut page, &here, "goodput", |summary| summary.goodput, colour);
         bars(&mut page, &here, "prefill computed again, ms a request", |summary| summary.recompute_ms, colour);
         bars(&mut page, &here, "requests of the busiest worker ÷ mean", |summary| summary.imbalance, colour);
@@ -53,7 +54,13 @@ fn goodput(row: &Row<'_>) -> f64 {
     row.estimate(|summary| summary.goodput).mean
 }
 
-fn bars(page: &mut String, rows: &[&Row<'_>], title: &str, figure: fn(&Summary) -> f64, colour: impl Fn(&str) -> &'static str) {
+fn bars(
+    page: &mut String,
+    rows: &[&Row<'_>],
+    title: &str,
+    figure: fn(&Summary) -> f64,
+    colour: impl Fn(&str) -> &'static str,
+) {
     let estimates: Vec<_> = rows.iter().map(|row| row.estimate(figure)).collect();
     let most = estimates.iter().map(|estimate| estimate.mean + estimate.half).fold(1e-9, f64::max);
     let height = 16.0 * rows.len() as f64 + 6.0;
@@ -104,17 +111,25 @@ fn curves(
     }
     for at in 0..=4 {
         let value = (low + (high - low) * f64::from(at) / 4.0).exp();
-        let _ = write!(page, "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\">{value:.0}</text>", x(value) - 8.0, HEIGHT - 12.0);
+        let _ = write!(
+            page,
+            "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\">{value:.0}</text>",
+            x(value) - 8.0,
+            HEIGHT - 12.0
+        );
     }
     for row in rows {
         let runs = row.runs.len() as f64;
         let mean = |at: usize| row.runs.iter().filter_map(|run| curve(&run.summary).get(at)).sum::<f64>() / runs;
-        let points: String =
-            (0..=100).fold(String::new(), |mut points, at| {
-                let _ = write!(points, "{:.1},{:.1} ", x(mean(at)), y(at as f64 / 100.0));
-                points
-            });
-        let _ = write!(page, "<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.3\" points=\"{points}\"/>", colour(row.policy));
+        let points: String = (0..=100).fold(String::new(), |mut points, at| {
+            let _ = write!(points, "{:.1},{:.1} ", x(mean(at)), y(at as f64 / 100.0));
+            points
+        });
+        let _ = write!(
+            page,
+            "<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.3\" points=\"{points}\"/>",
+            colour(row.policy)
+        );
     }
     let _ = write!(page, "</svg><figcaption>share of requests by {title}</figcaption></figure>");
 }

@@ -109,7 +109,14 @@ pub(super) fn scale(
             let rounds = (horizon_us.saturating_sub(at_us)).div_ceil(span_us);
             for round in (0..rounds).filter(|_| is_in) {
                 let salt = mix(salt, round);
-                requests.push(request(line, at_us + round * span_us, index as u64, mix(session, round), salt, block_tokens));
+                requests.push(request(
+                    line,
+                    at_us + round * span_us,
+                    index as u64,
+                    mix(session, round),
+                    salt,
+                    block_tokens,
+                ));
             }
         }
     }
@@ -137,9 +144,8 @@ fn families(lines: &[Line]) -> Vec<u64> {
     for line in lines {
         *heads.entry(line.blocks.first().copied()).or_insert(0_u32) += 1;
     }
-    let is_common = |head: Option<u64>| {
-        heads.get(&head).is_some_and(|&count| f64::from(count) > COMMON_HEAD * lines.len() as f64)
-    };
+    let is_common =
+        |head: Option<u64>| heads.get(&head).is_some_and(|&count| f64::from(count) > COMMON_HEAD * lines.len() as f64);
     let family = |(index, line): (usize, &Line)| {
         let head = line.blocks.first().copied();
         let telling = if is_common(head) { line.blocks.get(1).copied() } else { head };
