@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/.cache/venv/bin
 CARGO := cargo
 LOCKED := --locked
 
-.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-faults bench-index bench-kernel bench-proxy ebpf ebpf-verify fuzz loom model-index test-aiperf test-vllm
+.PHONY: help setup build demo test check fmt clippy arrows docs deny doctest reference limits ci asan bench-faults bench-index bench-kernel bench-proxy bench-routing bench-life ebpf ebpf-verify fuzz loom model-index test-aiperf test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -96,6 +96,13 @@ ebpf-verify: ## Build them and compare with ebpf/prebuilt
 bench-faults: setup ## Engines and gateways that die, hang and are replaced; a soak of ten minutes (QUICK=1: all of it, briefly)
 	$(CARGO) build $(LOCKED) --release --workspace --bins
 	tests/bench/faults.sh
+
+bench-routing: ## Every routing policy on the same requests in virtual time (tests/sim); QUICK=1 for a few cells
+	$(CARGO) run $(LOCKED) --release -p forebay-sim -- bench $(if $(QUICK),--quick) --html target/bench-routing.html --json target/bench-routing.json
+
+bench-life: ## The simulator beside a real gateway with mock engines: ten minutes of engine time in five
+	$(CARGO) build $(LOCKED) --release --workspace --bins
+	target/release/forebay-life
 
 bench-proxy: setup ## Forebay beside nginx, haproxy and the other routers (tests/bench)
 	tests/bench/run.sh

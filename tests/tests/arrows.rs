@@ -98,8 +98,9 @@ const PACKAGE_ARROWS: &[(&str, &str, &[&str], &[&str])] = &[
     ("gateway", "forebay", &["forebay-common", "forebay-routing"], &["forebay-engine"]),
     ("tests/engine", "forebay-engine", &[], &[]),
     ("tests/kernel", "forebay-kernel-tests", &["forebay-agent", "forebay-common", "forebay-ebpf"], &[]),
+    ("tests/sim", "forebay-sim", &["forebay-engine", "forebay-routing"], &[]),
     ("tests/bench", "forebay-bench", &[], &["forebay-engine", "forebay-routing"]),
-    ("tests", "forebay-tests", &["forebay", "forebay-common", "forebay-engine", "forebay-routing"], &[]),
+    ("tests", "forebay-tests", &["forebay", "forebay-common", "forebay-engine", "forebay-routing", "forebay-sim"], &[]),
 ];
 
 /// Crates that a package may not name, by prefix: the pure packages do no I/O, the gateway has no kernel privileges.
@@ -109,6 +110,7 @@ const CRATE_BANS: &[(&str, &[&str])] = &[
     ("forebay", &["aya"]),
     ("forebay-engine", &["pingora", "aya"]),
     ("forebay-agent", &["pingora", "aya", "libc"]),
+    ("forebay-sim", &["tokio", "pingora", "hyper", "http", "zmq", "aya"]),
 ];
 
 fn dependency_names(manifest: &toml::Table, table: &str) -> BTreeSet<String> {

@@ -48,5 +48,6 @@ pub use builder::EngineBuilder;
 #[cfg(feature = "server")]
 pub use engine::{EngineHandle, start};
 
-#[cfg(all(test, feature = "server"))]
+#[cfg(test)]
+#[cfg(feature = "server")]
 mod testing;

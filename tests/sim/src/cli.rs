@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::bench;
 use crate::compare::{self, Offer, Plan, Run};
 use crate::hardware::{self, Hardware};
 use crate::policy::{self, Spec};
@@ -26,6 +27,8 @@ enum Command {
     Compare(CompareArguments),
     /// The rate at which least-loaded still serves 90 % within the objective, as workloads/capacity.toml has it
     Capacity(CapacityArguments),
+    /// Every policy in every cell, and the goals in one RESULT line
+    Bench(bench::Arguments),
     /// Workloads, engines and policies
     List,
 }
@@ -143,6 +146,7 @@ impl Arguments {
             Command::Run(arguments) => arguments.execute(),
             Command::Compare(arguments) => arguments.execute(),
             Command::Capacity(arguments) => arguments.execute(),
+            Command::Bench(arguments) => arguments.execute(),
             Command::List => {
                 list();
                 Ok(())
@@ -153,7 +157,8 @@ impl Arguments {
 
 impl FleetArguments {
     fn scenario(&self) -> Result<Scenario, String> {
-        if self.workers == 0 || self.gateways == 0 || self.slowness.iter().any(|times| !(*times > 0.0)) {
+        if self.workers == 0 || self.gateways == 0 || self.slowness.iter().any(|times| *times <= 0.0 || times.is_nan())
+        {
             return Err("workers, gateways and slowness must be positive".to_owned());
         }
         let mut scenario = Scenario::healthy(self.workers, Hardware::committed(&self.engine)?);

@@ -82,7 +82,7 @@ pub fn execute(plan: &Plan, progress: impl Fn(usize) + Sync) -> Result<Vec<Run>,
         }
     }
     let (next, total) = (AtomicUsize::new(0), cells.len() * plan.policies.len());
-    let results: Mutex<Vec<(usize, Result<Vec<Run>, String>)>> = Mutex::new(Vec::new());
+    let results: Mutex<Vec<Done>> = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..plan.threads.max(1) {
             scope.spawn(|| {
@@ -100,6 +100,9 @@ pub fn execute(plan: &Plan, progress: impl Fn(usize) + Sync) -> Result<Vec<Run>,
     let runs: Result<Vec<Vec<Run>>, String> = results.into_iter().map(|(_, runs)| runs).collect();
     Ok(runs?.into_iter().flatten().collect())
 }
+
+/// Place of a cell in the plan, and its runs.
+type Done = (usize, Result<Vec<Run>, String>);
 
 struct Cell<'a> {
     name: &'a str,

@@ -187,7 +187,9 @@ impl Gateway {
     }
 
     /// A reading of an engine's load.
-    pub fn read(&mut self, worker: usize, load: EngineLoad) {
+    pub fn read(&mut self, worker: usize, mut load: EngineLoad) {
+        let own = self.loads[worker];
+        (load.own_requests, load.own_waiting) = (own.requests, own.prefill_requests);
         self.state.apply(FleetEvent::LoadReported { worker: self.ids[worker], load });
     }
 

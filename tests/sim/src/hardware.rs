@@ -84,7 +84,7 @@ mod tests {
         assert_eq!((standard.curve.clone(), standard.held_out), (Curve::default(), false));
         assert!(Hardware::committed("large").unwrap().held_out);
         assert!(Hardware::committed("x").unwrap_err().contains("standard, large"));
-        assert_eq!(standard.limits(512).blocks, 512);
+        assert_eq!(standard.limits(512).blocks, 2_048);
         // 8,192 tokens are one step of 169.1 ms, one more token begins another.
         assert!((standard.idle_ttft_ms(8_192) - 169.1).abs() < 0.1);
         assert!(standard.idle_ttft_ms(8_193) > 185.0);

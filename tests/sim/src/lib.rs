@@ -15,10 +15,12 @@
 //! | [`measure`] | objectives, goodput, percentiles |
 //! | [`compare`] | many runs with paired seeds, intervals, capacity |
 //! | [`report`] | table, JSON, page |
+//! | `bench` | the goals, in one RESULT line; `speed` times a decision |
 //!
 //! No clock and no randomness but from seeds: one scenario, workload, policy and seed have one result, to the byte.
 #![forbid(unsafe_code)]
 
+mod bench;
 pub mod cli;
 pub mod compare;
 pub mod gateway;
@@ -27,5 +29,6 @@ pub mod measure;
 pub mod policy;
 pub mod report;
 pub mod scenario;
+mod speed;
 pub mod workload;
 pub mod world;

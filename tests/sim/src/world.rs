@@ -10,18 +10,20 @@
 //! Events at one instant happen in the order in which they were made, and nothing else in a run has an order that is not
 //! given: one scenario, workload, policy and seed have one result, to the byte.
 
+mod faults;
+mod queue;
+
 use crate::gateway::{Answer, AskWorld, Gateway, Prompt, Sent};
 use crate::measure::Outcome;
 use crate::policy::{Router, Spec, Truth};
-use crate::scenario::{Happening, Scenario};
+use crate::scenario::Scenario;
 use crate::workload::Offered;
 use forebay_engine::model::{CacheEvent, FinishReason, Model, Request, RequestId, StepOutcome};
-use forebay_routing::WorkerId;
 use forebay_routing::block::HashKey;
-use forebay_routing::view::{EngineLoad, WorkerState};
+use forebay_routing::view::EngineLoad;
+use forebay_routing::{LocalLoad, WorkerId};
 use hashbrown::HashSet;
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use queue::{Event, Queue};
 use std::rc::Rc;
 
 /// Sends of one request, the first included, as in the gateway.
@@ -35,47 +37,6 @@ const SWEEP_US: u64 = 1_000_000;
 /// After the last arrival nothing that is still not served within this time is served in time, µs.
 const PATIENCE_US: u64 = 180_000_000;
 
-/// Something that will happen.
-enum Event {
-    Arrive(usize),
-    StepEnds { worker: usize, life: u32 },
-    Heard { gateway: usize, worker: usize, life: u32, events: Rc<Vec<CacheEvent>> },
-    Lost { gateway: usize, worker: usize, life: u32 },
-    Scrape,
-    Read { gateway: usize, worker: usize, load: EngineLoad },
-    Sweep,
-    Script(usize),
-    Broke { job: usize },
-    Back { worker: usize },
-}
-
-struct Entry {
-    at_us: u64,
-    number: u64,
-    event: Event,
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // The earliest first, out of a heap that gives the greatest.
-        (other.at_us, other.number).cmp(&(self.at_us, self.number))
-    }
-}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Entry {}
-
 struct Engine {
     model: Model,
     /// What the present step will show when it ends.
@@ -83,6 +44,7 @@ struct Engine {
     /// Goes up with every crash, so that what was under way is known to be gone.
     life: u32,
     is_up: bool,
+    is_leaving: bool,
 }
 
 #[derive(Default)]
@@ -99,8 +61,7 @@ pub struct World<'a> {
     offered: &'a Offered,
     prompts: &'a [Prompt],
     now_us: u64,
-    queue: BinaryHeap<Entry>,
-    made: u64,
+    queue: Queue,
     engines: Vec<Engine>,
     gateways: Vec<Gateway>,
     routers: Vec<Box<dyn Router>>,
@@ -153,8 +114,7 @@ impl<'a> World<'a> {
             offered,
             prompts,
             now_us: 0,
-            queue: BinaryHeap::new(),
-            made: 0,
+            queue: Queue::default(),
             engines: Vec::new(),
             gateways,
             routers,
@@ -183,17 +143,19 @@ impl<'a> World<'a> {
     }
 
     fn push(&mut self, at_us: u64, event: Event) {
-        self.made += 1;
-        self.queue.push(Entry { at_us, number: self.made, event });
+        self.queue.push(at_us, event);
     }
 
     fn go(&mut self) {
         let end_us = self.offered.horizon_us + PATIENCE_US;
         while self.open > 0 {
-            let Some(entry) = self.queue.pop().filter(|entry| entry.at_us <= end_us) else { break };
-            self.now_us = entry.at_us;
-            self.handle(entry.event);
+            let Some((at_us, event)) = self.queue.pop().filter(|(at_us, _)| *at_us <= end_us) else { break };
+            self.now_us = at_us;
+            self.handle(event);
         }
+        let nothing = LocalLoad::default();
+        let is_idle = || self.gateways.iter().flat_map(|gateway| gateway.loads()).all(|load| *load == nothing);
+        assert!(self.open > 0 || is_idle(), "every request gives back what it took");
     }
 
     fn handle(&mut self, event: Event) {
@@ -235,7 +197,10 @@ impl<'a> World<'a> {
         let ask = AskWorld { now_ms: self.now_us / 1_000, truth: router.wants_truth().then_some(&self.truth[..]) };
         let tried = &self.jobs[job].tried;
         let sent = self.gateways[gateway].send(router, job as u64, prompt, tried, ask);
-        let Some(sent) = sent else { return self.close(job) };
+        let Some(sent) = sent else {
+            self.open -= 1;
+            return;
+        };
         let worker = sent.worker;
         self.jobs[job].tried.push(sent.id);
         self.jobs[job].outcome.predicted_cached = sent.cached_tokens;
@@ -253,7 +218,8 @@ impl<'a> World<'a> {
         );
         if self.engines[worker].model.submit(self.now_us, request).is_err() {
             self.release(job, 0);
-            return self.close(job);
+            self.open -= 1;
+            return;
         }
         self.start_step(worker);
     }
@@ -304,6 +270,7 @@ impl<'a> World<'a> {
         }
         self.tell(worker, step.events);
         self.start_step(worker);
+        self.dismiss(worker);
     }
 
     fn finish(&mut self, job: usize) {
@@ -323,7 +290,7 @@ impl<'a> World<'a> {
             self.gateways[entry.gateway].learn(sent, &self.prompts[job], &answer);
         }
         self.release(job, output_tokens);
-        self.close(job);
+        self.open -= 1;
     }
 
     /// Gives back what the job holds at its gateway.
@@ -333,10 +300,6 @@ impl<'a> World<'a> {
             self.gateways[entry.gateway].count_out(&sent, &self.prompts[job], tokens);
             self.routers[entry.gateway].done(job as u64);
         }
-    }
-
-    fn close(&mut self, _job: usize) {
-        self.open -= 1;
     }
 
     /// KV events on their way to every gateway.
@@ -383,65 +346,5 @@ impl<'a> World<'a> {
         }
         let own_us = self.routers.first().and_then(|router| router.load_interval_us());
         self.push(self.now_us + own_us.unwrap_or(signals.load_interval_us), Event::Scrape);
-    }
-
-    fn happen(&mut self, what: Happening) {
-        match what {
-            Happening::Crash(worker) => self.crash(worker),
-            Happening::Restart(worker) => {
-                if let Ok(model) =
-                    self.scenario.hardware.model(self.offered.block_tokens, self.scenario.slowness_of(worker))
-                {
-                    let engine = &mut self.engines[worker];
-                    (engine.model, engine.step, engine.is_up) = (model, None, true);
-                    self.push(self.now_us + PROBE_US, Event::Back { worker });
-                }
-            }
-            Happening::Slow(worker, times) => self.engines[worker].model.set_speedup(1.0 / times),
-            // A worker that cannot be built would have been refused at the start.
-            Happening::Join => drop(self.join()),
-            Happening::Leave(worker) => {
-                self.gateways.iter_mut().for_each(|gateway| gateway.set_state(worker, WorkerState::Draining));
-            }
-        }
-    }
-
-    fn join(&mut self) -> Result<(), String> {
-        let slowness = self.scenario.slowness_of(self.engines.len());
-        let model =
-            self.scenario.hardware.model(self.offered.block_tokens, slowness).map_err(|error| error.to_string())?;
-        let capacity = model.limits().blocks as u32;
-        let class = if slowness == 1.0 { "standard".to_owned() } else { format!("x{slowness}") };
-        let now_ms = self.now_us / 1_000;
-        self.gateways.iter_mut().for_each(|gateway| gateway.join(capacity, &class, now_ms));
-        self.engines.push(Engine { model, step: None, life: 0, is_up: true });
-        Ok(())
-    }
-
-    fn crash(&mut self, worker: usize) {
-        let engine = &mut self.engines[worker];
-        engine.life += 1;
-        engine.is_up = false;
-        engine.step = None;
-        for job in 0..self.jobs.len() {
-            if self.jobs[job].sent.as_ref().is_some_and(|sent| sent.worker == worker) {
-                self.push(self.now_us + BREAK_US, Event::Broke { job });
-            }
-        }
-    }
-
-    /// The connection of a request broke. Before the first token it goes elsewhere.
-    fn broke(&mut self, job: usize) {
-        let entry = &self.jobs[job];
-        let Some(sent) = &entry.sent else { return };
-        let (worker, id, tokens) = (sent.worker, sent.id, entry.outcome.tokens);
-        self.gateways[entry.gateway].failed(worker, id);
-        self.release(job, tokens);
-        if tokens == 0 && self.jobs[job].tried.len() < MAX_ATTEMPTS {
-            self.jobs[job].outcome.cached_tokens = None;
-            self.send(job);
-        } else {
-            self.close(job);
-        }
     }
 }

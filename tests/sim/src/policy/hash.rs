@@ -19,8 +19,11 @@ impl Router for PrefixHash {
     fn choose(&mut self, ask: &Ask<'_>, _rng: &mut fastrand::Rng) -> Option<Decision> {
         let chain = &ask.input.facts.chains[0].hashes;
         // A prompt without a complete block has no head to hash: its session stands in.
-        let key =
-            chain.iter().take(self.blocks.max(1)).last().map_or(ask.input.facts.session.unwrap_or(0), |hash| hash.0);
+        let key = chain
+            .iter()
+            .take(self.blocks.max(1))
+            .next_back()
+            .map_or(ask.input.facts.session.unwrap_or(0), |hash| hash.0);
         let seats = seats(ask);
         walk(&seats, key, self.factor).map(|seat| seat.decision(ask))
     }

@@ -172,3 +172,35 @@ fn abort_frees_blocks_at_once_in_every_state() {
     assert!(!model.abort(RequestId(2)), "it is gone");
     assert!(model.step(0).is_none());
 }
+
+#[test]
+fn a_request_known_by_its_hashes_fares_as_one_known_by_its_tokens() {
+    let mut told = small(4, 16, 64, 4);
+    let mut untold = small(4, 16, 64, 4);
+    for id in 0..3 {
+        let whole = request(&told, id, (0..9 + id as u32).collect::<Vec<_>>(), 6);
+        let (prompt, output) = (whole.prompt_tokens(), whole.output_tokens());
+        let bare = Request::from_hashes(RequestId(id), prompt, output, FinishReason::Length, whole.hashes().into(), 4);
+        assert_eq!(untold.findable_tokens(bare.hashes(), prompt), told.findable_tokens(whole.hashes(), prompt));
+        told.submit(0, whole).unwrap();
+        untold.submit(0, bare).unwrap();
+        assert_eq!(told.pending_prefill().collect::<Vec<_>>(), untold.pending_prefill().collect::<Vec<_>>());
+        let bare = |step: StepOutcome| (step.ends_at_us, step.produced, step.admitted, step.prefill_tokens, step.load);
+        let steps = |model: &mut Model| run(model, 0).into_iter().map(bare).collect::<Vec<_>>();
+        assert_eq!(steps(&mut told), steps(&mut untold));
+    }
+    let short = Request::from_hashes(RequestId(9), 9, 6, FinishReason::Length, [].into(), 4);
+    assert_eq!(untold.submit(0, short), Err(Refusal::Hashes));
+}
+
+#[test]
+fn a_change_of_pace_holds_from_the_next_step_on() {
+    let mut model = small(4, 16, 64, 4);
+    model.submit(0, request(&model, 0, vec![1; 9], 2)).unwrap();
+    let usual = model.step(0).unwrap().ends_at_us;
+    model.set_speedup(0.5);
+    model.set_speedup(f64::NAN);
+    let step = model.step(usual).unwrap();
+    let decode_us = Curve::default().decode_ms(3.0 / 16.0) * 2_000.0;
+    assert_eq!((step.ends_at_us - usual) as f64, decode_us.round());
+}
