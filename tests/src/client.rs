@@ -1,4 +1,4 @@
-//! A plain streaming client for the chat route: one request in, one [`Outcome`] out, every way to end told apart.
+//! A plain streaming client for chat and completions: one request in, one [`Outcome`] out, every way to end told apart.
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
@@ -150,8 +150,17 @@ impl Client {
 
     /// Streams a chat completion; `body` must say `"stream": true`.
     pub async fn stream_chat(&self, body: &Value) -> Outcome {
+        self.stream("/v1/chat/completions", body).await
+    }
+
+    /// Streams a completion; `body` must say `"stream": true`.
+    pub async fn stream_completion(&self, body: &Value) -> Outcome {
+        self.stream("/v1/completions", body).await
+    }
+
+    async fn stream(&self, path: &str, body: &Value) -> Outcome {
         let mut reading = Reading::new();
-        let end = match tokio::time::timeout(REQUEST_TIMEOUT, self.read_stream(body, &mut reading)).await {
+        let end = match tokio::time::timeout(REQUEST_TIMEOUT, self.read_stream(path, body, &mut reading)).await {
             Ok(end) => end,
             Err(_) => reading.broken("no end within the time limit".to_owned()),
         };
@@ -159,8 +168,8 @@ impl Client {
         reading.outcome
     }
 
-    async fn read_stream(&self, body: &Value, reading: &mut Reading) -> End {
-        let request = Request::post(format!("{}/v1/chat/completions", self.base))
+    async fn read_stream(&self, path: &str, body: &Value, reading: &mut Reading) -> End {
+        let request = Request::post(format!("{}{path}", self.base))
             .header("content-type", "application/json")
             .body(Full::from(body.to_string()));
         let response = match request {
@@ -260,7 +269,8 @@ impl Reading {
             self.outcome.cached_tokens = cached.is_u64().then(|| count(cached));
         }
         let choice = &event["choices"][0];
-        if let Some(piece) = choice["delta"]["content"].as_str().filter(|piece| !piece.is_empty()) {
+        let piece = choice["delta"]["content"].as_str().or_else(|| choice["text"].as_str());
+        if let Some(piece) = piece.filter(|piece| !piece.is_empty()) {
             self.piece(piece);
         }
         self.finished |= choice["finish_reason"].is_string();

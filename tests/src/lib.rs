@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! process (spawn, watch, kill)  ◄── cluster (mock engines + gateway)  ◄── demo (workload, replay, report), faults
-//!                                    client (one request, one Outcome) ◄──┘        tests/e2e_*.rs
+//!                                    client (one request, one Outcome) ◄──┤        tests/e2e_*.rs
+//!                                                                          └── life (the simulator beside real processes)
 //! ```
 //!
 //! Nothing here reaches into the gateway's insides: it starts the binaries that ship and speaks HTTP to them, so that what
@@ -15,6 +16,7 @@ pub mod console;
 pub mod demo;
 pub mod faults;
 pub mod feed;
+pub mod life;
 pub mod process;
 pub mod raw;
 pub mod scene;
