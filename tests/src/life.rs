@@ -106,7 +106,7 @@ async fn live(slice: &Slice, offered: &Offered, hardware: &Hardware, folder: &Pa
         blocks: limits.blocks as u32,
         speedup: slice.speedup,
         tokenizer: false,
-        extra: Vec::new(),
+        ..EngineOptions::default()
     };
     let mut engines = Vec::with_capacity(slice.workers);
     for number in 0..slice.workers {

@@ -4,7 +4,7 @@
 //! event feeds and `serve.rs` do around them. Rivals see the same facts, hits, loads and readings through [`Ask`].
 
 use crate::policy::{Ask, Router};
-use forebay_engine::model::CacheEvent;
+use forebay_engine::model::{BlockHash, CacheEvent};
 use forebay_routing::block::{self, ChainHash, Domain, HashKey, LocalHash};
 use forebay_routing::event::{Effect, WorkerKey};
 use forebay_routing::facts::BlockChain;
@@ -31,7 +31,7 @@ pub struct Prompt {
     /// Chain of its complete blocks.
     pub chains: [BlockChain; 1],
     /// For engines: every complete block of prompt and answer.
-    pub hashes: Arc<[forebay_engine::model::BlockHash]>,
+    pub hashes: Arc<[BlockHash]>,
     /// Conversation.
     pub session: u64,
 }
@@ -51,7 +51,7 @@ impl Prompt {
             let mut bytes = [0; 32];
             bytes[LOCAL_BYTES].copy_from_slice(&local.to_be_bytes());
             bytes[24..].copy_from_slice(&hash.to_be_bytes());
-            forebay_engine::model::BlockHash::from_bytes(bytes)
+            BlockHash::from_bytes(bytes)
         };
         let hashes = request.blocks.iter().enumerate().map(engine).collect();
         let chains = [BlockChain { block_size: block_tokens, hashes: chain }];
@@ -160,18 +160,18 @@ impl Gateway {
     /// One batch of an engine's KV events.
     pub fn hear(&mut self, worker: usize, events: &[CacheEvent]) {
         let ledger = &mut self.ledgers[worker];
-        let mut blocks = Vec::new();
         for event in events {
             match event {
                 CacheEvent::Stored(stored) => {
-                    blocks.clear();
-                    blocks.extend(stored.hashes.iter().map(|hash| {
+                    let names: Vec<_> = stored.hashes.iter().map(|hash| ExternalHash(hash.low64())).collect();
+                    let local = |hash: &BlockHash| {
                         let mut local = [0; 8];
                         local.copy_from_slice(&hash.bytes()[LOCAL_BYTES]);
-                        (ExternalHash(hash.low64()), LocalHash(u64::from_be_bytes(local)))
-                    }));
+                        LocalHash(u64::from_be_bytes(local))
+                    };
+                    let locals: Vec<_> = stored.hashes.iter().map(local).collect();
                     let parent = stored.parent.map(|parent| ExternalHash(parent.low64()));
-                    ledger.stored_hashed(&self.index, &self.key, Domain(0), parent, &blocks);
+                    ledger.stored_hashed(&self.index, &self.key, Domain(0), parent, &names, &locals);
                 }
                 CacheEvent::Removed(hash) => {
                     ledger.removed(&self.index, ExternalHash(hash.low64()));
