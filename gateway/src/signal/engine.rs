@@ -277,7 +277,7 @@ mod tests {
             {"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":1,"num_used_tokens":9,"token_usage":0.5,"queues":{}},
             {"dp_rank":1,"num_running_reqs":3}]}"#;
         let reading = Reading::parse_loads(body).expect("valid");
-        let load = EngineLoad { running: 3, waiting: 1, kv_usage: 0.5, at_ms: 7 };
+        let load = EngineLoad { running: 3, waiting: 1, kv_usage: 0.5, at_ms: 7, ..EngineLoad::default() };
         assert_eq!(reading.load(Some(0)).and_then(|load| load.at(7)), Some(load));
         assert_eq!(reading.load(Some(1)).and_then(|load| load.at(7)), None, "absent is unknown, not zero");
         assert!(Reading::parse_loads(b"[]").is_err());
