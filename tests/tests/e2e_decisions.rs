@@ -115,6 +115,8 @@ fn worker(entry: &Value) -> Option<WorkerView> {
         block_size: Some(BLOCK),
         capacity_blocks: None,
         cache: CacheKnowledge::Events,
+        kernel: None,
+        fabric: None,
         engine: None,
         rates: Rates {
             alpha: rate("alpha")?,
