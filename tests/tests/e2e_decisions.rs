@@ -70,8 +70,16 @@ impl Mirror {
             completions: 1,
         };
         let local = vec![LocalLoad::default(); view.workers.len()];
-        let input =
-            DecideInput { facts: &facts, view, local: &local, hits: &hits, exclude: &[], cursor, now_ms: 60_000 };
+        let input = DecideInput {
+            facts: &facts,
+            view,
+            among: None,
+            local: &local,
+            hits: &hits,
+            exclude: &[],
+            cursor,
+            now_ms: 60_000,
+        };
         let costs = forebay_routing::explain(Policy::Kv, &input).iter().map(|candidate| candidate.cost_ms).collect();
         let mut rng = fastrand::Rng::with_seed(SEED ^ cursor.wrapping_mul(TURN));
         (decide(Policy::Kv, &input, &mut rng).expect("all are ready"), costs)

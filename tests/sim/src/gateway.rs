@@ -222,6 +222,7 @@ impl Gateway {
         let input = DecideInput {
             facts: &facts,
             view: &self.view,
+            among: None,
             local: &self.local,
             hits: &self.hits,
             exclude: tried,

@@ -41,8 +41,16 @@ pub(crate) fn decision_us() -> f64 {
         output_tokens: 200,
         completions: 1,
     };
-    let input =
-        DecideInput { facts: &facts, view: &view, local: &local, hits: &hits, exclude: &[], cursor: 0, now_ms: 0 };
+    let input = DecideInput {
+        facts: &facts,
+        view: &view,
+        local: &local,
+        hits: &hits,
+        exclude: &[],
+        among: None,
+        cursor: 0,
+        now_ms: 0,
+    };
     let mut rng = fastrand::Rng::with_seed(1);
     let mut times: Vec<f64> = (0..REPEATS)
         .map(|_| {

@@ -123,7 +123,7 @@ impl FleetState {
         let mut positions = vec![u32::MAX; self.slots.len()];
         let mut workers = Vec::with_capacity(self.by_key.len());
         // Workers of one class mostly follow each other.
-        let mut class: Option<(&(String, Option<String>), Rates, u64)> = None;
+        let mut class: Option<(&Class, Rates, u64)> = None;
         for (slot, entry) in self.slots.iter().enumerate() {
             let Some(tenant) = &entry.tenant else { continue };
             if let Some(position) = positions.get_mut(slot) {
