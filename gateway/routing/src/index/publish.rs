@@ -14,8 +14,19 @@ use std::sync::Arc;
 #[cfg(not(loom))]
 pub(super) type Loaded<T> = arc_swap::Guard<Option<Arc<T>>>;
 
+/// Like the guard of the other build it has no methods of its own, so that callers mean those of what it holds.
 #[cfg(loom)]
-pub(super) type Loaded<T> = Box<Option<Arc<T>>>;
+#[derive(Debug)]
+pub(super) struct Loaded<T>(Option<Arc<T>>);
+
+#[cfg(loom)]
+impl<T> std::ops::Deref for Loaded<T> {
+    type Target = Option<Arc<T>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
 
 /// Holds one value that is replaced as a whole. Loading never waits and sees the old value or the new one.
 #[cfg(not(loom))]
@@ -48,7 +59,7 @@ impl<T> Published<T> {
     }
 
     pub(super) fn load(&self) -> Loaded<T> {
-        Box::new(self.0.read().expect("nobody panics under it").clone())
+        Loaded(self.0.read().expect("nobody panics under it").clone())
     }
 
     pub(super) fn store(&self, value: Option<Arc<T>>) {
