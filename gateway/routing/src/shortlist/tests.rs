@@ -35,19 +35,29 @@ fn fleet(count: u32, state: impl Fn(u32) -> WorkerState) -> FleetView {
     FleetView { version: 1, workers: (0..count).map(|slot| worker(slot, state(slot))).collect(), models: vec![model] }
 }
 
-/// What `draw` gives for a prompt of 100 blocks of which `held` are with whom.
-fn draw(policy: Policy, view: &FleetView, held: &[(u32, u32)], cursor: u64, seed: u64) -> Option<Vec<u32>> {
-    let chains = [BlockChain { block_size: BLOCK, hashes: vec![ChainHash(0); 100] }];
-    let facts = RequestFacts {
+/// The chain of a prompt of 100 blocks.
+fn chains() -> [BlockChain; 1] {
+    [BlockChain { block_size: BLOCK, hashes: vec![ChainHash(0); 100] }]
+}
+
+/// That prompt and one token more.
+fn facts(chains: &[BlockChain]) -> RequestFacts<'_> {
+    RequestFacts {
         model: 0,
         prompt_tokens: 1_601,
         exact: true,
-        chains: &chains,
+        chains,
         text_hash: 0,
         session: None,
         output_tokens: 100,
         completions: 1,
-    };
+    }
+}
+
+/// What `draw` gives for a prompt of 100 blocks of which `held` are with whom.
+fn draw(policy: Policy, view: &FleetView, held: &[(u32, u32)], cursor: u64, seed: u64) -> Option<Vec<u32>> {
+    let chains = chains();
+    let facts = facts(&chains);
     let hits = [Hits::from(held.iter().map(|&(slot, blocks)| (WorkerId::new(slot, 1), blocks)).collect::<Vec<_>>())];
     let draw = Draw { policy, facts: &facts, view, hits: &hits, exclude: &[WorkerId::new(7, 1)], cursor };
     let mut out = vec![99];
@@ -96,17 +106,8 @@ fn loads_even_out_over_a_large_fleet() {
     let view = fleet(2_000, |_| WorkerState::Ready);
     for policy in [Policy::Kv, Policy::LeastLoaded] {
         let mut loads = vec![LocalLoad::default(); 2_000];
-        let chains = [BlockChain { block_size: BLOCK, hashes: vec![ChainHash(0); 100] }];
-        let facts = RequestFacts {
-            model: 0,
-            prompt_tokens: 1_601,
-            exact: true,
-            chains: &chains,
-            text_hash: 0,
-            session: None,
-            output_tokens: 100,
-            completions: 1,
-        };
+        let chains = chains();
+        let facts = facts(&chains);
         let mut rng = fastrand::Rng::with_seed(3);
         let mut among = Vec::new();
         for _ in 0..8_000 {
