@@ -6,7 +6,7 @@
 //!             └────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Lists are read again when their files change or on SIGHUP; a list that cannot be read changes nothing. Rates over all sources are
+//! Lists are read again when their files change; a list that cannot be read changes nothing. Rates over all sources are
 //! counted and alarmed on, never enforced.
 
 pub mod arming;
